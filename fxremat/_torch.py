@@ -1,0 +1,321 @@
+"""The only door to private torch names, and the place where torch versions differ.
+
+Everything that PyTorch's partitioners know and do not publish is called from here: what a placeholder
+stands for, symbolic sizes' hints, the forced saves, the min-cut, the extraction of the two graphs, the
+seam to Inductor. Supported: torch 2.11 to 2.15. A keyword that a version lacks is filtered by its
+signature, so the rest of the package never asks for a version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._higher_order_ops.effects import with_effects
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+from torch.utils._ordered_set import OrderedSet
+from torch.utils.checkpoint import CheckpointPolicy
+
+__all__ = [
+    "SYMBOLIC_TYPES",
+    "CheckpointPolicy",
+    "CustomPartitionerFn",
+    "compile_id",
+    "compile_with_inductor",
+    "compile_without_inductor",
+    "cse",
+    "custom_annotations",
+    "default_partition",
+    "export_joint",
+    "extract_forward_backward",
+    "finish_partition",
+    "force_saves",
+    "hint",
+    "inductor_joint_passes",
+    "inductor_modes",
+    "inductor_option_names",
+    "is_effectful",
+    "is_forward_seed",
+    "is_higher_order",
+    "is_opaque",
+    "is_symbolic",
+    "is_tangent",
+    "leaves",
+    "min_cut_saved",
+    "must_be_in_backward",
+    "must_be_in_forward",
+    "mutated_input_of",
+    "order_after",
+    "source_hash",
+    "wait_tensor_target",
+]
+
+
+def leaves(value: object) -> list[Any]:
+    """The leaves of nested tuples, lists and dictionaries; None is a leaf."""
+    return pytree.tree_leaves(value, is_leaf=lambda leaf: leaf is None)
+
+
+SYMBOLIC_TYPES: tuple[type, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call with only those keywords that this torch version's ``function`` takes."""
+    known = inspect.signature(function).parameters
+    return function(*args, **{key: value for key, value in kwargs.items() if key in known})
+
+
+# --- What a node of a joint graph stands for -------------------------------------------------------
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """A placeholder that only exists when the backward runs: a tangent, or the backward's own seed."""
+    if node.op != "placeholder":
+        return False
+    target = str(node.target)
+    return "tangents" in target or "bwd_seed" in target or "bwd_base_offset" in target
+
+
+def is_forward_seed(node: fx.Node) -> bool:
+    """A placeholder with the seed or offset of the forward's random numbers."""
+    target = str(node.target)
+    return node.op == "placeholder" and ("fwd_seed" in target or "fwd_base_offset" in target)
+
+
+def is_symbolic(node: fx.Node) -> bool:
+    """Whether the node's value is a symbolic number rather than a tensor."""
+    return isinstance(node.meta.get("val"), SYMBOLIC_TYPES)
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is an opaque object such as a process group."""
+    return bool(partitioners.is_opaque_node(node))
+
+
+def is_higher_order(target: object) -> bool:
+    """Whether a node's target is a higher-order operator."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_effectful(target: object) -> bool:
+    """Whether a node's target threads an effect token."""
+    return target is with_effects
+
+
+def wait_tensor_target() -> object | None:
+    """The operator that waits for a collective, where torch was built with distributed."""
+    if not torch.distributed.is_available():
+        return None
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+def must_be_in_forward(node: fx.Node) -> bool:
+    """Whether AOTAutograd placed this (mutating) node in the forward."""
+    return bool(partitioners._must_be_in_forward(node))
+
+
+def must_be_in_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd placed this (mutating) node in the backward."""
+    return bool(partitioners._must_be_in_backward(node))
+
+
+def mutated_input_of(description: object) -> object | None:
+    """The description of the input that a graph output is written back to by the runtime, if any."""
+    return getattr(description, "mutated_input", None)
+
+
+def custom_annotations(node: fx.Node) -> Mapping[str, Any]:
+    """What ``torch.fx.traceback.annotate`` left on the node."""
+    custom = node.meta.get("custom")
+    return custom if isinstance(custom, Mapping) else {}
+
+
+def hint(size: int | torch.SymInt) -> int | None:
+    """The number that a size stands for without installing a guard; None for an unbacked symbol."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    if free_unbacked_symbols(size):
+        return None
+    node_hint = getattr(size.node, "_hint", None)
+    if node_hint is not None:
+        return int(node_hint)
+    shape_env = size.node.shape_env
+    if hasattr(shape_env, "optimization_hint"):
+        return int(_call(shape_env.optimization_hint, size.node.expr, fallback=4096))
+    return int(shape_env.size_hint(size.node.expr))
+
+
+# --- Steps of PyTorch's partitioners ----------------------------------------------------------------
+
+
+def cse(module: fx.GraphModule) -> None:
+    """Merge equal nodes, as PyTorch's partitioner does before it decides anything."""
+    module.graph.eliminate_dead_code()
+    if functorch_config.cse:
+        module.graph = fx_graph_cse(module.graph)
+    module.recompile()
+
+
+def force_saves(module: fx.GraphModule) -> None:
+    """Tag what PyTorch orders to be saved: collectives, effects and sources of backward mutations."""
+    if partitioners.has_recomputable_ops(module):
+        partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+    if not functorch_config.unsafe_allow_optimization_of_collectives:
+        partitioners.force_save_collectives(module)
+    partitioners.force_save_effectful_ops(module)
+    partitioners.force_save_bw_mutation_src(module)
+
+
+def min_cut_saved(
+    module: fx.GraphModule, num_forward_outputs: int, static_inputs: Sequence[int]
+) -> list[str]:
+    """Names of the values that PyTorch's min-cut keeps when memory is no constraint (budget 1)."""
+    info = partitioners.classify_nodes(module, list(static_inputs), num_forward_outputs)
+    for node in reversed(module.graph.nodes):
+        near = min((user.dist_from_bw + 1 for user in node.users), default=10**9)
+        if node.op == "output":
+            node.dist_from_bw = 10**9
+        elif not info.is_required_fw(node):
+            node.dist_from_bw = 0
+        else:
+            node.dist_from_bw = min(near, 10**9)
+    saved = partitioners.choose_saved_values_set(module.graph, info, memory_budget=1)
+    return [node.name for node in saved]
+
+
+def extract_forward_backward(
+    module: fx.GraphModule, saved: Iterable[fx.Node], num_forward_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split at the saved values, by PyTorch's contract between the two graphs."""
+    saved = list(saved)
+    opaque = [node for node in saved if is_opaque(node)]
+    symbolic = [node for node in saved if is_symbolic(node) and not _only_asserted(node)]
+    tensors = [node for node in saved if not is_opaque(node) and not is_symbolic(node)]
+    has_opaque = "saved_opaque_nodes" in inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+    forward, backward = _call(
+        partitioners._extract_fwd_bwd_modules,
+        module,
+        tensors if has_opaque else tensors + opaque,
+        symbolic,
+        saved_opaque_nodes=opaque,
+        num_fwd_outputs=num_forward_outputs,
+        static_lifetime_input_nodes=OrderedSet(),
+    )
+    return forward, backward
+
+
+def _only_asserted(node: fx.Node) -> bool:
+    """A symbolic truth value that is read by runtime assertions alone."""
+    asserting = torch.ops.aten._assert_scalar.default
+    return (
+        isinstance(node.meta.get("val"), torch.SymBool)
+        and len(node.users) > 0
+        and all(user.target is asserting for user in node.users)
+    )
+
+
+def finish_partition(
+    forward: fx.GraphModule, backward: fx.GraphModule
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's last steps: thread the random states of nested graphs through both graphs."""
+    forward = partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False)
+    backward = partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True)
+    return forward, backward
+
+
+def default_partition(
+    module: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's partitioner that recomputes nothing; it takes graphs without a backward."""
+    return _call(partitioners.default_partition, module, inputs, **kwargs)  # type: ignore[no-any-return]
+
+
+def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> None:
+    """Make each key run after its value, as a dependency that Inductor's scheduler honours."""
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+
+    if not waits:
+        return
+    preserve_node_ordering(module.graph, {node: OrderedSet([dep]) for node, dep in waits.items()})
+    module.graph.lint()
+    module.recompile()
+
+
+# --- Seams to AOTAutograd and Inductor ---------------------------------------------------------------
+
+
+def compile_without_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], partitioner: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Run both graphs as they are, boxed, so that a value is freed after its last use."""
+    compiler = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner)
+    return compiler(module, inputs)
+
+
+def compile_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile with Inductor under configuration patches that also hold for the late backward."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, inputs, config_patches=dict(patches))  # type: ignore[return-value]
+
+
+def inductor_option_names() -> list[str]:
+    """Every option that ``torch.compile(backend="inductor")`` takes."""
+    from torch._inductor import config
+
+    return list(config.get_config_copy())
+
+
+def inductor_modes() -> dict[str, dict[str, Any]]:
+    """The Inductor options that each ``mode`` of ``torch.compile`` stands for."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options()
+
+
+def source_hash(folder: str) -> bytes:
+    """A hash of torch's version and of all sources of a package."""
+    files = sorted(str(path) for path in pathlib.Path(folder).rglob("*.py"))
+    return bytes(get_hash_for_files(tuple(files), torch.__version__))
+
+
+def compile_id() -> str:
+    """Which compilation is under way, such as ``0/0``; empty outside of one."""
+    current = torch._guards.CompileContext.current_compile_id()
+    return "" if current is None else str(current)
+
+
+def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
+    """Apply Inductor's joint-graph passes, as they run before a partitioner is called."""
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    return joint_graph_passes(module)
+
+
+@contextlib.contextmanager
+def export_joint(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
+) -> Any:
+    """Yield ``(joint graph module, number of forward outputs)`` traced from a module."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = select_decomp_table() if decompose else None
+    with contextlib.ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
+        metadata = joint._aot_state.fw_metadata
+        yield joint.graph_module, metadata.num_forward

@@ -1,0 +1,118 @@
+"""The ``torch.compile`` backend and the partitioner object.
+
+    torch.compile(model, backend="fxremat", mode=..., options={"budget": "8GiB", ...})
+
+Inductor is entered through its custom-partitioner seam, behind its joint-graph passes, so decompositions,
+caches and CUDA graphs are Inductor's own. With ``compiler="eager"`` the two fx graphs run as they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from functorch.compile import min_cut_rematerialization_partition
+from torch import fx
+
+import fxremat
+from fxremat import _torch
+from fxremat.errors import FxrematError
+from fxremat.options import Options
+from fxremat.pipeline import partition_joint
+from fxremat.report import Report
+
+_reports: list[Report] = []
+
+# Inductor's scheduler tries other orders and keeps the lowest estimate; ours is planned.
+_KEEP_ORDER = {"reorder_for_peak_memory": False}
+
+
+def fxremat_backend(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's; what ``torch.compile(backend="fxremat")`` calls.
+
+    Args:
+        module: The graph.
+        inputs: Example inputs.
+        mode: As for Inductor.
+        options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error`` and any of Inductor's.
+
+    Raises:
+        InvalidOptionError: An option or its value is unknown.
+        InfeasibleBudgetError: No plan fits the budget.
+    """
+    parsed = Options.parse(options, mode)
+    partition = Partitioner(parsed)
+    if parsed.compiler == "eager":
+        return _torch.compile_without_inductor(module, inputs, partition)
+    patches = {**_KEEP_ORDER, **parsed.inductor, "custom_partitioner_fn": partition}
+    return _torch.compile_with_inductor(module, inputs, patches)
+
+
+class Partitioner(_torch.CustomPartitionerFn):
+    """A partition function for AOTAutograd and for Inductor.
+
+    Its state is its options, so that caches which pickle it hit.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __call__(
+        self,
+        module: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph into its forward and its backward under the budget."""
+        if not has_backward(module, num_fwd_outputs):
+            return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+        name = f"graph {_torch.compile_id() or len(_reports)}"
+        try:
+            forward, backward, report = partition_joint(
+                module, num_fwd_outputs, self.options, name, static_lifetime_input_indices or ()
+            )
+        except FxrematError as error:
+            if self.options.on_error == "raise":
+                raise
+            warnings.warn(f"fxremat leaves {name} to PyTorch's partitioner: {error}", stacklevel=2)
+            return min_cut_rematerialization_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        _reports.append(report)
+        return forward, backward
+
+    def uuid(self) -> object:
+        """What caches of compiled graphs depend on besides the graph: our source, torch, the options."""
+        return _torch.source_hash(fxremat.__path__[0]), repr(self.options)
+
+
+def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:
+    """Whether the joint graph computes any gradient."""
+    (outputs,) = next(iter(module.graph.find_nodes(op="output"))).args
+    return any(isinstance(leaf, fx.Node) for leaf in outputs[num_fwd_outputs:])  # type: ignore[index, union-attr]
+
+
+def partitioner(**options: Any) -> Partitioner:
+    """A partitioner for other compilers: AOTAutograd's ``partition_fn``, Inductor's ``custom_partitioner_fn``.
+
+    Args:
+        **options: As for the backend.
+
+    Example:
+        >>> from functorch.compile import aot_function
+        >>> f = aot_function(f, fw_compiler, bw_compiler, partition_fn=partitioner(budget="min"))  # doctest: +SKIP
+    """
+    return Partitioner(Options.parse(options))
+
+
+def reports() -> tuple[Report, ...]:
+    """A Report for each graph that this process compiled with a backward, in order."""
+    return tuple(_reports)

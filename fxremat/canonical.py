@@ -1,0 +1,146 @@
+"""The canonical order of a joint fx graph, and the phase of each of its nodes.
+
+Phases:
+    INPUT: a placeholder or attribute.
+    FORWARD: needed by a forward output, or has an effect in the forward.
+    BACKWARD: depends on a tangent, or was placed in the backward by AOTAutograd.
+    DEFERRED: neither: computed from forward values alone and read by the backward only, such as a
+        logsumexp or the transpose of a weight. Such a node runs where it is first needed; taken for a
+        root of the backward it would pull a whole forward to the backward's start.
+
+Order: inputs, the forward, the backward, each as traced. ``getitem`` stands directly behind the operator
+whose output it picks, for a tuple cannot be saved. Inner ``aten.detach`` is left out, being a view.
+Linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import fx
+
+from fxremat import _torch, ops
+from fxremat.errors import CaptureError
+
+
+class Phase(enum.Enum):
+    """The part a node plays in a training step; see the module's terms."""
+
+    INPUT = "input"
+    FORWARD = "forward"
+    DEFERRED = "deferred"
+    BACKWARD = "backward"
+
+
+def canonical_copy(
+    module: fx.GraphModule, num_forward_outputs: int
+) -> tuple[fx.GraphModule, tuple[Phase, ...]]:
+    """A copy in canonical order without dead nodes, and the phase of each of its nodes but the output.
+
+    Raises:
+        CaptureError: A node is needed by the forward and depends on a tangent.
+    """
+    phases = _classify(module.graph, num_forward_outputs)
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    copied_phases: list[Phase] = []
+    for node in _canonical_order(phases):
+        is_output = any(user.op == "output" for user in node.users)
+        if node.target is torch.ops.aten.detach.default and not is_output:
+            copies[node] = copies[node.all_input_nodes[0]]
+            continue
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copied_phases.append(phases[node])
+    graph.node_copy(_output(module.graph), copies.__getitem__)
+    copy = fx.GraphModule(module, graph)
+    copy.meta.update(module.meta)
+    return copy, tuple(copied_phases)
+
+
+def _output(graph: fx.Graph) -> fx.Node:
+    return next(iter(graph.find_nodes(op="output")))
+
+
+def _canonical_order(phases: Mapping[fx.Node, Phase]) -> list[fx.Node]:
+    inputs = [node for node, phase in phases.items() if phase is Phase.INPUT]
+    body = [node for node, phase in phases.items() if phase is not Phase.INPUT]
+    first_backward = next((i for i, node in enumerate(body) if phases[node] is Phase.BACKWARD), len(body))
+    late_forward = [node for node in body[first_backward:] if phases[node] is Phase.FORWARD]
+    rest = [node for node in body[first_backward:] if phases[node] is not Phase.FORWARD]
+    leaders = [n for n in (*body[:first_backward], *late_forward, *rest) if not ops.is_getitem(n)]
+    return inputs + [node for leader in leaders for node in (leader, *_getitems(leader)) if node in phases]
+
+
+def _getitems(node: fx.Node) -> Iterable[fx.Node]:
+    """The node's ``getitem`` readers, nested ones behind their own."""
+    for user in node.users:
+        if ops.is_getitem(user):
+            yield user
+            yield from _getitems(user)
+
+
+def _classify(graph: fx.Graph, num_forward_outputs: int) -> dict[fx.Node, Phase]:
+    """The phase of every live node but the output, in the graph's order."""
+    leaves = _torch.leaves(_output(graph).args[0])
+    forward_outputs = {leaf for leaf in leaves[:num_forward_outputs] if isinstance(leaf, fx.Node)}
+    backward = _tangent_dependent(graph)
+    forward: set[fx.Node] = set()
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        effect = node.op == "output" or ops.has_effect(node) or node.is_impure()
+        if effect or node.op == "placeholder" or not live.isdisjoint(node.users):
+            live.add(node)
+        starts_forward = node in forward_outputs or (ops.has_effect(node) and node not in backward)
+        if starts_forward or not forward.isdisjoint(node.users):
+            forward.add(node)
+    phases: dict[fx.Node, Phase] = {}
+    for node in graph.nodes:
+        if node.op == "output" or node not in live:
+            continue
+        if node in forward and node in backward:
+            raise CaptureError(
+                f"node {node.name!r} ({source_line(node)}) is needed by the forward but depends on a tangent; "
+                f"use on_error='fallback' to let PyTorch's partitioner handle this graph"
+            )
+        phases[node] = _phase(node, node in forward, node in backward)
+    return phases
+
+
+def _phase(node: fx.Node, in_forward: bool, in_backward: bool) -> Phase:
+    if node.op in ("placeholder", "get_attr"):
+        return Phase.INPUT
+    if in_backward:
+        return Phase.BACKWARD
+    return Phase.FORWARD if in_forward else Phase.DEFERRED
+
+
+def _tangent_dependent(graph: fx.Graph) -> set[fx.Node]:
+    dependent: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op in ("output", "placeholder", "get_attr"):
+            continue
+        reads = any(_torch.is_tangent(operand) or operand in dependent for operand in node.all_input_nodes)
+        if reads or _torch.must_be_in_backward(node):
+            dependent.add(node)
+    return dependent
+
+
+def source_line(node: fx.Node) -> str:
+    """``file:line`` of the innermost frame of the user's program that made the node."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return ""
+    file, line, *_ = frames[-1].removeprefix("File ").split(", ")
+    return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"
+
+
+def module_path(node: fx.Node) -> str:
+    """The dotted path of the innermost ``nn.Module`` that made the node, as the user spells it."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    if not paths:
+        return ""
+    return str(paths[-1]).replace("L['self'].", "").replace("L['self']", "").removeprefix("model.")

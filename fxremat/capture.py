@@ -1,0 +1,76 @@
+"""Capture: from a model and example inputs to its JointGraph, without running or holding anything.
+
+With fake tensors (``torch._subclasses`` or a model built under ``torch.device("meta")``) a model of any
+size is captured without its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxremat import _torch
+from fxremat.errors import CaptureError
+from fxremat.graph import JointGraph
+
+
+class _WithLoss(nn.Module):
+    """A model followed by a loss, as one module."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.loss(self.model(*args, **kwargs))
+
+
+def capture(
+    model: nn.Module,
+    *args: Any,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    compiler: str = "eager",
+    **kwargs: Any,
+) -> JointGraph:
+    """The joint graph of one training step of a model.
+
+    Args:
+        model: The module to train; its parameters may be fake or on the meta device.
+        *args: What it is called with; tensors may be fake.
+        loss: Makes a scalar of what the model returns; left out where the model returns its loss.
+        compiler: ``"eager"``: the operators as PyTorch runs them; ``"inductor"``: decomposed, and after
+            Inductor's joint passes, as Inductor's partitioner sees them.
+        **kwargs: What it is called with by name.
+
+    Returns:
+        A graph whose forward outputs are the model's and whose backward outputs are the gradients of all
+        parameters and inputs that require one.
+
+    Raises:
+        CaptureError: The model cannot be traced; the tracer's error is chained.
+
+    Example:
+        >>> g = capture(nn.Linear(4, 2), torch.randn(3, 4), loss=torch.sum)
+        >>> [node.name for node in g.nodes if node.phase.value == "forward"]
+        ['t', 'addmm', 'sum_1']
+    """
+    traced = model if loss is None else _WithLoss(model, loss)
+    try:
+        with _torch.export_joint(traced, args, kwargs, compiler == "inductor") as (
+            module,
+            num_forward_outputs,
+        ):
+            if compiler == "inductor":
+                module = _torch.inductor_joint_passes(module)
+            _torch.cse(module)
+            _torch.force_saves(module)
+            return JointGraph.from_fx(module, num_forward_outputs, name=type(model).__name__)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CaptureError(
+            f"{type(model).__name__} could not be traced into a joint graph: {error}. Try it with "
+            f"torch.compile(model, backend='fxremat'), which splits a model where tracing stops."
+        ) from error

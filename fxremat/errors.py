@@ -1,0 +1,93 @@
+"""What can go wrong, as types: every error that fxremat raises on purpose is an ``FxrematError``.
+
+Each kind keeps what it knows as fields, so that a program can react without parsing a message. Each has
+the builtin parent that fits it, so that ``except ValueError`` keeps working for a caller who does not
+know fxremat.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FxrematError(Exception):
+    """The root of the family."""
+
+
+class InvalidOptionError(FxrematError, ValueError):
+    """An option has a name or a value that does not exist.
+
+    Attributes:
+        option: The name as it was given.
+        near_matches: Known names or values that resemble it, best first.
+    """
+
+    def __init__(self, option: str, problem: str, near_matches: Iterable[str] = ()) -> None:
+        self.option = option
+        self.near_matches = tuple(near_matches)
+        hint = f" Did you mean {' or '.join(map(repr, self.near_matches))}?" if self.near_matches else ""
+        super().__init__(f"option {option!r}: {problem}{hint}")
+
+    @classmethod
+    def unknown(cls, option: str, known: Iterable[str]) -> InvalidOptionError:
+        """The error for an option name that is neither fxremat's nor the compiler's."""
+        near = difflib.get_close_matches(option, sorted(known), n=3, cutoff=0.5)
+        return cls(option, "is known neither to fxremat nor to the compiler.", near)
+
+    @classmethod
+    def bad_value(cls, option: str, value: object, allowed: Iterable[str]) -> InvalidOptionError:
+        """The error for a value outside of ``allowed``."""
+        names = list(allowed)
+        near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.5)
+        return cls(option, f"got {value!r}, expected {', '.join(names)}.", near)
+
+
+class InfeasibleBudgetError(FxrematError, MemoryError):
+    """No plan at hand fits the budget.
+
+    Attributes:
+        budget_bytes: What was asked for.
+        lowest_peak_bytes: The least peak among all plans at hand. Given as the budget, it works.
+    """
+
+    def __init__(self, budget_bytes: int, lowest_peak_bytes: int, graph_name: str = "the graph") -> None:
+        self.budget_bytes = budget_bytes
+        self.lowest_peak_bytes = lowest_peak_bytes
+        super().__init__(
+            f"{graph_name}: no plan fits a budget of {budget_bytes:,} bytes; the lowest peak found is "
+            f"{lowest_peak_bytes:,} bytes. Use budget={lowest_peak_bytes} or budget='min', or make the "
+            f"batch smaller."
+        )
+
+
+class CaptureError(FxrematError, RuntimeError):
+    """A model or an fx graph could not be made a JointGraph."""
+
+
+class GraphError(FxrematError, ValueError):
+    """A JointGraph breaks one of its invariants.
+
+    Attributes:
+        node: The name of the node at fault.
+    """
+
+    def __init__(self, node: str, problem: str, source: str = "") -> None:
+        self.node = node
+        where = f" ({source})" if source else ""
+        super().__init__(f"node {node!r}{where}: {problem}")
+
+
+class ScheduleError(FxrematError, ValueError):
+    """A schedule is not an execution of its graph.
+
+    Attributes:
+        node: The name at fault.
+        step: Its position in the schedule, or None where the fault is an absence.
+    """
+
+    def __init__(self, node: str, step: int | None, problem: str) -> None:
+        self.node = node
+        self.step = step
+        where = "" if step is None else f" at step {step}"
+        super().__init__(f"schedule, {node!r}{where}: {problem}")

@@ -1,0 +1,398 @@
+"""JointGraph: the forward and the backward of a model as one graph, with the facts that planning needs.
+
+Terms:
+    input: a placeholder or attribute. Its bytes are the caller's. Tangents are inputs of the backward.
+    storage: a piece of memory that one node allocates. Views share it; each output of an operator with
+        several is one of its own. The nodes whose values share a storage are its alias set.
+    boundary: the position where the backward begins: behind the last FORWARD node.
+
+A JointGraph is a value: it is built once, from an fx graph or from plain mappings, and never edited. Its
+nodes stand in canonical order (``canonical.py``, which also defines the phases). Linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxremat import _torch, ops
+from fxremat.canonical import Phase, canonical_copy, module_path, source_line
+from fxremat.errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a JointGraph. Nodes and storages are referred to by index.
+
+    Attributes:
+        name: The fx node's name, as schedules spell it.
+        operands: The nodes it reads, each once, in order of their first use.
+        creates: The storages that running it allocates.
+        recreates: The storages that running it a second time allocates.
+        views: The storages that its value keeps alive.
+        shares: The operand whose storages it views, if it creates none.
+        leader: The operator directly behind which it stands, for a ``getitem``.
+        keep: Why it may not run a second time; None if it may.
+        ordered: Whether it must keep its place among the ordered nodes (effects, random numbers).
+    """
+
+    name: str
+    phase: Phase
+    operands: tuple[int, ...] = ()
+    creates: tuple[int, ...] = ()
+    recreates: tuple[int, ...] = ()
+    views: tuple[int, ...] = ()
+    shares: int | None = None
+    leader: int | None = None
+    keep: str | None = None
+    ordered: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class JointGraph:
+    """The joint graph of a training step.
+
+    Attributes:
+        nodes: All nodes in canonical order; the first ``num_inputs`` are inputs.
+        storage_bytes: Bytes of each storage, symbolic sizes by their hints. The caller's count 0.
+        tangent_bytes: Bytes of the tangents: they arrive with the backward and stay to its end.
+        boundary: Index of the first node of the backward.
+        forward_outputs: Indices of what the forward returns; None for a constant.
+        backward_outputs: Indices of the gradients; None where an input has none.
+        module: The fx graph itself; None for a graph made of mappings.
+        name: What reports call it.
+    """
+
+    nodes: tuple[Node, ...]
+    num_inputs: int
+    storage_bytes: tuple[int, ...]
+    tangent_bytes: int
+    boundary: int
+    forward_outputs: tuple[int | None, ...]
+    backward_outputs: tuple[int | None, ...]
+    module: fx.GraphModule | None = None
+    name: str = "graph"
+    given_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_fx(
+        cls,
+        module: fx.GraphModule,
+        num_forward_outputs: int,
+        *,
+        name: str = "graph",
+        keep: Collection[str] = (),
+    ) -> JointGraph:
+        """Analyse a copy of a joint fx graph, such as AOTAutograd hands to a partitioner.
+
+        Args:
+            module: Its placeholders are primals and tangents (named ``tangents...``), its outputs the
+                forward outputs followed by the gradients; every node carries ``meta["val"]``.
+            num_forward_outputs: How many of the outputs belong to the forward.
+            name: What reports call it.
+            keep: Names of nodes that must not run a second time, besides those known not to.
+
+        Raises:
+            CaptureError: The graph is not one that can be split into a forward and a backward.
+        """
+        copy, phases = canonical_copy(module, num_forward_outputs)
+        return _analyse(copy, phases, num_forward_outputs, name, frozenset(keep))
+
+    @classmethod
+    def from_mappings(
+        cls,
+        operands: Mapping[str, Sequence[str]],
+        bytes: Mapping[str, int],
+        *,
+        forward_outputs: Sequence[str] = (),
+        backward_outputs: Sequence[str] = (),
+        backward: Collection[str] = (),
+        keep: Collection[str] = (),
+        seconds: Mapping[str, float] | None = None,
+        name: str = "graph",
+    ) -> JointGraph:
+        """Make a graph without tensors, so that planners run on any DAG.
+
+        Args:
+            operands: For each node, in topological order with the forward first, the nodes it reads.
+                A node that reads nothing and has no entry in ``bytes`` is an input of the caller's.
+            bytes: What running a node allocates.
+            forward_outputs: What lives on when the forward ends.
+            backward_outputs: What lives on to the end.
+            backward: The nodes of the backward.
+            keep: Nodes that must not run a second time.
+            seconds: What running a node takes; nodes left out take none.
+            name: What reports call it.
+
+        Example:
+            >>> g = JointGraph.from_mappings(
+            ...     {"x": (), "a": ["x"], "b": ["a"], "da": ["b", "a"]}, {"a": 4, "b": 4, "da": 4},
+            ...     backward=["da"], backward_outputs=["da"])
+            >>> [node.name for node in g.nodes], g.boundary
+            (['x', 'a', 'b', 'da'], 3)
+        """
+        inputs = [node for node, reads in operands.items() if not reads and node not in bytes]
+        order = inputs + [node for node in operands if node not in set(inputs)]
+        index = {node: position for position, node in enumerate(order)}
+        sizes: list[int] = []
+        nodes: list[Node] = []
+        for node in order:
+            created = () if node in inputs else (len(sizes),)
+            sizes.extend(bytes.get(node, 0) for _ in created)
+            phase = Phase.BACKWARD if node in backward else Phase.FORWARD
+            nodes.append(
+                Node(
+                    node,
+                    phase if created else Phase.INPUT,
+                    tuple(dict.fromkeys(index[operand] for operand in operands[node])),
+                    creates=created,
+                    recreates=created,
+                    views=created,
+                    keep="it is forbidden" if node in keep else None,
+                )
+            )
+        graph = cls(
+            tuple(nodes),
+            len(inputs),
+            tuple(sizes),
+            0,
+            len(order) - len(backward),
+            tuple(index[node] for node in forward_outputs),
+            tuple(index[node] for node in backward_outputs),
+            name=name,
+            given_seconds=dict(seconds or {}),
+        )
+        graph.check()
+        return graph
+
+    @functools.cached_property
+    def index(self) -> Mapping[str, int]:
+        """The index of each node by its name."""
+        return {node.name: position for position, node in enumerate(self.nodes)}
+
+    @functools.cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, the nodes that read it, in order."""
+        readers: list[list[int]] = [[] for _ in self.nodes]
+        for position, node in enumerate(self.nodes):
+            for operand in node.operands:
+                readers[operand].append(position)
+        return tuple(map(tuple, readers))
+
+    @functools.cached_property
+    def fx_nodes(self) -> tuple[fx.Node, ...]:
+        """The fx node behind each node; empty for a graph made of mappings."""
+        if self.module is None:
+            return ()
+        by_name = {node.name: node for node in self.module.graph.nodes}
+        return tuple(by_name[node.name] for node in self.nodes)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Indices of all outputs, each once."""
+        both = (*self.forward_outputs, *self.backward_outputs)
+        return tuple(dict.fromkeys(output for output in both if output is not None))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all nodes but the inputs, in order: the schedule that the graph itself is."""
+        return tuple(node.name for node in self.nodes[self.num_inputs :])
+
+    def leader(self, name: str) -> str | None:
+        """The operator whose output a ``getitem`` picks, through nested ones; None for other nodes."""
+        node = self.nodes[self.index[name]]
+        if node.leader is None:
+            return None
+        leader = self.nodes[node.leader].name
+        return self.leader(leader) or leader
+
+    def node_bytes(self, index: int) -> int:
+        """Bytes that running the node allocates."""
+        return sum(self.storage_bytes[storage] for storage in self.nodes[index].creates)
+
+    def is_backward(self, index: int) -> bool:
+        """Whether the node stands behind the boundary."""
+        return index >= self.boundary
+
+    def source(self, name: str) -> str:
+        """The user's file and line that the node comes from, empty where the trace does not say."""
+        if self.module is None:
+            return ""
+        return source_line(self.fx_nodes[self.index[name]])
+
+    def module_path(self, name: str) -> str:
+        """The user's module that the node comes from, empty where the trace does not say."""
+        if self.module is None:
+            return ""
+        return module_path(self.fx_nodes[self.index[name]])
+
+    def operator(self, name: str) -> str:
+        """What computes the node, such as ``aten.mm.default``."""
+        return ops.title(self.fx_nodes[self.index[name]]) if self.fx_nodes else ""
+
+    def check(self) -> None:
+        """Raise GraphError unless the graph keeps its invariants: order, phases, boundary, outputs."""
+        for position, node in enumerate(self.nodes):
+            late = [self.nodes[operand].name for operand in node.operands if operand >= position]
+            if late:
+                raise GraphError(
+                    node.name, f"it reads {late[0]!r}, which is computed later", self.source(node.name)
+                )
+            if (node.phase is Phase.INPUT) != (position < self.num_inputs):
+                raise GraphError(node.name, "inputs must stand first")
+            if node.phase is Phase.FORWARD and position >= self.boundary:
+                raise GraphError(node.name, "it is needed by a forward output and stands in the backward")
+            if node.phase is Phase.BACKWARD and position < self.boundary:
+                raise GraphError(node.name, "it depends on a tangent and stands in the forward")
+            if node.leader is not None and not node.leader < position:
+                raise GraphError(node.name, "it stands before the operator whose output it is")
+            self._check_phases(node)
+        for output in self.forward_outputs:
+            if output is not None and output >= self.boundary:
+                raise GraphError(
+                    self.nodes[output].name, "the forward returns it but the backward computes it"
+                )
+
+    def _check_phases(self, node: Node) -> None:
+        if node.phase not in (Phase.FORWARD, Phase.DEFERRED):
+            return
+        for operand in node.operands:
+            if self.nodes[operand].phase is Phase.BACKWARD:
+                problem = f"a {node.phase.value} node reads the backward's {self.nodes[operand].name!r}"
+                raise GraphError(node.name, problem, self.source(node.name))
+
+
+# --- From an fx graph ---------------------------------------------------------------------------------
+
+
+def _analyse(
+    module: fx.GraphModule,
+    phases: Sequence[Phase],
+    num_forward_outputs: int,
+    name: str,
+    forbidden: frozenset[str],
+) -> JointGraph:
+    *fx_nodes, output = module.graph.nodes
+    index = {node: position for position, node in enumerate(fx_nodes)}
+    mutated = _readers_of_mutated(fx_nodes, output)
+    storages = _Storages()
+    nodes: list[Node] = []
+    for node, phase in zip(fx_nodes, phases, strict=True):
+        creates, views, shares = storages.add(node)
+        keep = "it is forbidden" if node.name in forbidden else _keep_reason(node, node in mutated)
+        nodes.append(
+            Node(
+                node.name,
+                phase,
+                tuple(index[operand] for operand in node.all_input_nodes),
+                creates=creates,
+                recreates=creates[: ops.REPLAYED_OUTPUTS] if ops.replay(node) else creates,
+                views=views,
+                shares=None if shares is None else index[shares],
+                leader=index[shares] if shares is not None and ops.is_getitem(node) else None,
+                keep=keep if phase is not Phase.INPUT else None,
+                ordered=ops.has_effect(node) or ops.is_random(node),
+            )
+        )
+    leaves = _torch.leaves(output.args[0])
+    outputs = [index[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
+    graph = JointGraph(
+        tuple(nodes),
+        sum(phase is Phase.INPUT for phase in phases),
+        tuple(storages.sizes),
+        sum(ops.value_bytes(node) for node in fx_nodes if _torch.is_tangent(node)),
+        _boundary(nodes),
+        tuple(outputs[:num_forward_outputs]),
+        tuple(outputs[num_forward_outputs:]),
+        module=module,
+        name=name,
+    )
+    graph.check()
+    return graph
+
+
+def _boundary(nodes: Sequence[Node]) -> int:
+    """Behind the last FORWARD node and the ``getitem`` that follow it."""
+    last = max((i for i, n in enumerate(nodes) if n.phase in (Phase.INPUT, Phase.FORWARD)), default=-1)
+    position = last + 1
+    while position < len(nodes) and nodes[position].leader is not None:
+        position += 1
+    return position
+
+
+def _keep_reason(node: fx.Node, reads_mutated: bool) -> str | None:
+    if node.meta.get("recompute") is _torch.CheckpointPolicy.MUST_SAVE:
+        return "its checkpoint policy is MUST_SAVE"
+    if reads_mutated and ops.replay(node) is None:
+        return "it reads an input that the program writes to"
+    if ops.is_getitem(node) and ops.replay(node.all_input_nodes[0]) and node.args[1] >= ops.REPLAYED_OUTPUTS:  # type: ignore[operator]
+        return "it is an update of running statistics"
+    if any(None in map(_torch.hint, tensor.shape) for tensor in ops.tensors(node.meta.get("val"))):
+        return "its size is not known"
+    return ops.keep_reason(node)
+
+
+def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[fx.Node]:
+    """Nodes that read, directly or through a view, an input that the program writes to.
+
+    Run again they would read the new value. The writes are ``copy_`` nodes, and what the runtime copies
+    back when the forward has ended, which the outputs' descriptions tell.
+    """
+    described = _torch.leaves(output.meta.get("desc"))
+    written = [_torch.mutated_input_of(description) for description in described]
+    tainted = {
+        n for n in nodes if n.op == "placeholder" and n.meta.get("desc") in written and "desc" in n.meta
+    }
+    tainted |= {n.all_input_nodes[0] for n in nodes if n.target is ops.aten.copy_.default}
+    readers: set[fx.Node] = set()
+    for node in nodes:
+        if tainted.isdisjoint(node.all_input_nodes):
+            continue
+        readers.add(node)
+        if ops.viewed_operand(node) in tainted:
+            tainted.add(node)
+    return frozenset(readers)
+
+
+class _Storages:
+    """Gives each node its storages; ``slots`` holds those of each output of an operator with several."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.views: dict[fx.Node, tuple[int, ...]] = {}
+        self.slots: dict[fx.Node, list[tuple[int, ...]]] = {}
+
+    def add(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], fx.Node | None]:
+        """Returns what the node creates, what its value views, and the operand it shares with."""
+        shares = node.all_input_nodes[0] if ops.is_getitem(node) else ops.viewed_operand(node)
+        if node.op in ("placeholder", "get_attr"):
+            created: tuple[int, ...] = ()
+            self.views[node] = ()
+        elif shares is None:
+            created = self._create(node)
+        else:
+            created = ()
+            self.views[node] = self._picked(node, shares) if ops.is_getitem(node) else self.views[shares]
+        return created, self.views[node], shares
+
+    def _create(self, node: fx.Node) -> tuple[int, ...]:
+        value = node.meta.get("val")
+        outputs = value if isinstance(value, (list, tuple)) else [value]
+        self.slots[node] = [self._allocate(output) for output in outputs]
+        created = tuple(storage for slot in self.slots[node] for storage in slot)
+        self.views[node] = created
+        return created
+
+    def _allocate(self, output: object) -> tuple[int, ...]:
+        sizes = [ops.storage_bytes(tensor) for tensor in ops.tensors(output)]
+        self.sizes.extend(sizes)
+        return tuple(range(len(self.sizes) - len(sizes), len(self.sizes)))
+
+    def _picked(self, node: fx.Node, source: fx.Node) -> tuple[int, ...]:
+        slots, position = self.slots.get(source), node.args[1]
+        if slots is None or not isinstance(position, int) or position >= len(slots):
+            return self.views[source]
+        return slots[position]

@@ -1,0 +1,321 @@
+"""Facts per operator: what a node of an fx graph does, judged from its target and arguments alone.
+
+Terms:
+    view: the result shares the storage of an operand.
+    random: two runs on equal operands may give different numbers.
+    effect: running it changes something besides its result; it runs once, in the program's order.
+    kind: how Inductor would lower it: a view, a fusible pointwise or reduction loop, or a kernel of
+        its own.
+
+The sources are the operator's schema and tags. Where they are silent the answer is the cautious one:
+an operator that is not known to be pure is not computed twice.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import flop_counter
+
+from fxremat import _torch
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+# Returns its operand's storage although its schema does not say so.
+_UNDECLARED_VIEWS = frozenset({aten._unsafe_view.default})
+
+# Namespaces whose operators are pure where their tags and schemas say nothing to the contrary.
+_PURE_NAMESPACES = frozenset({"aten", "prims"})
+
+# Loops without a reduction although not tagged pointwise: they copy, fill, gather or pad.
+_COPYING = frozenset(
+    {
+        aten._to_copy,
+        aten._unsafe_index,
+        aten.arange,
+        aten.cat,
+        aten.clone,
+        aten.constant_pad_nd,
+        aten.copy,
+        aten.diagonal_scatter,
+        aten.embedding,
+        aten.empty_like,
+        aten.flip,
+        aten.full,
+        aten.full_like,
+        aten.gather,
+        aten.index,
+        aten.lift_fresh_copy,
+        aten.new_full,
+        aten.new_zeros,
+        aten.ones_like,
+        aten.repeat,
+        aten.roll,
+        aten.scalar_tensor,
+        aten.select_scatter,
+        aten.slice_scatter,
+        aten.tril,
+        aten.triu,
+        aten.zeros,
+        aten.zeros_like,
+        prims.convert_element_type,
+        prims.inductor_lookup_seed,
+        prims.inductor_random,
+        prims.iota,
+    }
+)
+
+_REDUCTIONS = frozenset(
+    {
+        aten.all,
+        aten.amax,
+        aten.amin,
+        aten.any,
+        aten.argmax,
+        aten.argmin,
+        aten.max,
+        aten.mean,
+        aten.min,
+        aten.prod,
+        aten.sum,
+        aten.var,
+        aten.var_mean,
+        prims.prepare_softmax_online,
+    }
+)
+
+# Attention on the CPU is missing from torch's table of formulas; its shapes are those of the others.
+_MISSING_FLOPS = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v: flop_counter.sdpa_flop_count(q, k, v),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v: (
+        flop_counter.sdpa_backward_flop_count(grad, q, k, v)
+    ),
+}
+
+
+class Kind(enum.Enum):
+    """How a node is lowered, which decides whether its value can stay in registers."""
+
+    VIEW = "view"
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    KERNEL = "kernel"
+
+
+def packet(node: fx.Node) -> object:
+    """The operator without its overload; the target itself where it has none."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def title(node: fx.Node) -> str:
+    """A short stable text for the operator, such as ``aten.mm.default``."""
+    if isinstance(node.target, str):
+        return node.op
+    return (
+        str(node.target)
+        if hasattr(node.target, "_schema")
+        else getattr(node.target, "__name__", str(node.target))
+    )
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether the node picks one output of an operator with several."""
+    return node.target is operator.getitem
+
+
+def viewed_operand(node: fx.Node) -> fx.Node | None:
+    """The operand whose storage the result shares; None where the result is a new storage."""
+    if is_getitem(node):
+        return None
+    if node.target in _UNDECLARED_VIEWS:
+        return _as_node(node.args[0])
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or all(returned.alias_info is None for returned in schema.returns):
+        return None
+    shared = [
+        position for position, argument in enumerate(schema.arguments) if argument.alias_info is not None
+    ]
+    return _as_node(node.args[shared[0]]) if shared and shared[0] < len(node.args) else None
+
+
+def _as_node(argument: object) -> fx.Node | None:
+    return argument if isinstance(argument, fx.Node) else None
+
+
+def kind(node: fx.Node) -> Kind:
+    """How Inductor would lower the node."""
+    if is_getitem(node) or viewed_operand(node) is not None:
+        return Kind.VIEW
+    if packet(node) in _REDUCTIONS:
+        return Kind.REDUCTION
+    if packet(node) in _COPYING or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return Kind.POINTWISE
+    return Kind.KERNEL
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """The value of a named argument of the node, its default where it is not given, else None."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    schema = getattr(node.target, "_schema", None)
+    for position, declared in enumerate(schema.arguments if schema is not None else ()):
+        if declared.name == name:
+            return node.args[position] if position < len(node.args) else declared.default_value
+    return None
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws random numbers; attention and dropout with probability 0 do not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return argument(node, "dropout_p") != 0.0
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether the node communicates with other ranks."""
+    return getattr(node.target, "namespace", "").startswith(("_c10d_functional", "c10d"))
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether the node must run exactly once and in the program's order."""
+    if node.op != "call_function":
+        return False
+    return _torch.is_effectful(node.target) or is_collective(node) or node.is_impure(impure_random=False)
+
+
+def keep_reason(node: fx.Node) -> str | None:
+    """Why the node may not be computed a second time; None if it may."""
+    if node.op != "call_function":
+        return "it is an input"
+    if is_getitem(node) or _torch.is_symbolic(node):
+        return None
+    if has_effect(node):
+        return "it has an effect"
+    if is_random(node):
+        return "it draws random numbers"
+    if _torch.is_higher_order(node.target):
+        return "it is a higher-order operator"
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return "it is a call of which nothing is known"
+    if schema.is_mutable:
+        return "it writes to an operand"
+    if node.target.namespace not in _PURE_NAMESPACES:
+        return "it is a custom operator, not known to be pure"
+    if torch.Tag.data_dependent_output in node.target.tags:
+        return "its value becomes a number of the program"
+    return None
+
+
+def replay(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """How to compute a stateful operator's results again without its state, bit for bit.
+
+    Batch normalisation in training normalises with the batch's own statistics; the running ones are
+    read only to be updated. Its mirror leaves them out, so they are updated once.
+
+    Returns:
+        ``(target, args, kwargs)`` of a node whose first outputs equal the node's, or None.
+    """
+    if node.target is aten._native_batch_norm_legit_functional.default and argument(node, "training"):
+        named = {name: argument(node, name) for name in ("input", "weight", "bias", "momentum", "eps")}
+        args = (named["input"], named["weight"], named["bias"], True, named["momentum"], named["eps"])
+        return aten._native_batch_norm_legit.no_stats, args, {}
+    return None
+
+
+REPLAYED_OUTPUTS = 3  # of batch normalisation: result, mean, reciprocal deviation
+
+
+def tensors(value: object) -> Iterator[torch.Tensor]:
+    """The tensors of a node's value: itself, or those of its outputs."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the storage that an operator allocates for this result; 0 where a size is unknown.
+
+    Computed from sizes and strides, since a traced result may share a fake storage with a view.
+    """
+    sizes = [_torch.hint(size) for size in tensor.shape]
+    if None in sizes or 0 in sizes or tensor.layout is not torch.strided:
+        return 0
+    strides = [_torch.hint(stride) or 0 for stride in tensor.stride()]
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if size)
+    return extent * tensor.dtype.itemsize
+
+
+def value_bytes(node: fx.Node) -> int:
+    """Bytes of all tensors of the node's value."""
+    return sum(storage_bytes(tensor) for tensor in tensors(node.meta.get("val")))
+
+
+def moved_bytes(node: fx.Node) -> int:
+    """Bytes read and written by the node's kernel: its operands and results; none for a view."""
+    if kind(node) is Kind.VIEW:
+        return 0
+    return value_bytes(node) + sum(map(value_bytes, node.all_input_nodes))
+
+
+def flops(node: fx.Node) -> int:
+    """Floating-point operations of dense kernels, by torch's own formulas; 0 for all others."""
+    formula = flop_counter.flop_registry.get(packet(node))
+    if formula is None:
+        return _flops_of_attention(node)
+    if _torch.is_higher_order(node.target):
+        return 0
+    args = fx.node.map_aggregate(node.args, _with_hinted_shapes)
+    kwargs = fx.node.map_aggregate(node.kwargs, _with_hinted_shapes)
+    return int(formula(*args, **kwargs, out_val=_hinted(node.meta.get("val"))))
+
+
+def _flops_of_attention(node: fx.Node) -> int:
+    formula = _MISSING_FLOPS.get(packet(node))
+    if formula is None:
+        return 0
+    operands = [_hinted(operand.meta.get("val")) for operand in node.args if isinstance(operand, fx.Node)]
+    shapes = [tuple(operand.shape) for operand in operands if isinstance(operand, torch.Tensor)]
+    count = formula.__code__.co_argcount
+    return int(formula(*shapes[:count]))
+
+
+def _with_hinted_shapes(argument: Any) -> Any:
+    return _hinted(argument.meta.get("val")) if isinstance(argument, fx.Node) else argument
+
+
+def _hinted(value: Any) -> Any:
+    """The value with symbolic sizes replaced by their hints, without data."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_hinted(item) for item in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty([_torch.hint(size) or 1 for size in value.shape], dtype=value.dtype, device="meta")
+
+
+def example(argument: Any) -> Any:
+    """A real argument for a traced one: random tensors in place of fake, sizes by their hints."""
+    if not isinstance(argument, fx.Node):
+        return argument
+    return _example_value(argument.meta.get("val"))
+
+
+def _example_value(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_example_value(item) for item in value)
+    if isinstance(value, torch.SymInt):
+        return _torch.hint(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = [_torch.hint(size) or 1 for size in value.shape]
+    stride = [_torch.hint(step) or 0 for step in value.stride()]
+    tensor = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
+    return tensor.normal_() if value.dtype.is_floating_point else tensor.zero_()

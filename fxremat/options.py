@@ -1,0 +1,133 @@
+"""Options: what a user may ask for, checked once and frozen.
+
+A budget is None (the least time that costs no more memory than the compiler's default), a number of bytes,
+a text such as ``"8GiB"``, a fraction of the peak without fxremat, or ``"min"`` (the least peak at hand).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from fxremat import _torch
+from fxremat.cost import COSTS
+from fxremat.errors import InvalidOptionError
+from fxremat.planners import PLANNERS
+
+Budget: TypeAlias = "int | float | str | None"
+
+COMPILERS = ("inductor", "eager")
+ON_ERROR = ("raise", "fallback")
+_UNITS = {
+    "": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
+_EXPECTED_BUDGET = ("None", "a number of bytes", "'8GiB'", "a fraction of the peak such as 0.4", "'min'")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one ``torch.compile`` call.
+
+    Attributes:
+        budget: See the module.
+        planner: The name of a planner, or a callable that takes a Problem.
+        compiler: ``"inductor"``, or ``"eager"`` to run the fx graphs as they are.
+        cost: ``"roofline"``, ``"measured"``, or seconds by node name.
+        on_error: ``"raise"``, or ``"fallback"`` to warn and use PyTorch's partitioner.
+        inductor: Options for Inductor, those of ``mode`` included.
+    """
+
+    budget: Budget = None
+    planner: str | Callable[..., Any] = "auto"
+    compiler: str = "inductor"
+    cost: str | Mapping[str, float] = "roofline"
+    on_error: str = "raise"
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
+        """Check the ``options`` and ``mode`` of a ``torch.compile`` call.
+
+        Raises:
+            InvalidOptionError: A name is unknown, or a value is not one that its option takes.
+        """
+        given = dict(options or {})
+        own = {name: given.pop(name) for name in OWN if name in given}
+        inductor = {**_mode_options(mode), **{name.replace("-", "_"): value for name, value in given.items()}}
+        parsed = cls(**own, inductor=inductor)
+        parsed._check()
+        return parsed
+
+    def _check(self) -> None:
+        check_budget(self.budget)
+        _check_choice("compiler", self.compiler, COMPILERS)
+        _check_choice("on_error", self.on_error, ON_ERROR)
+        if not callable(self.planner):
+            _check_choice("planner", self.planner, PLANNERS)
+        if not isinstance(self.cost, Mapping):
+            _check_choice("cost", self.cost, COSTS)
+        known = set(_torch.inductor_option_names())
+        for name in self.inductor:
+            if name not in known:
+                raise InvalidOptionError.unknown(name, (*OWN, *known))
+
+
+OWN = ("budget", "planner", "compiler", "cost", "on_error")
+
+
+def _mode_options(mode: str | None) -> dict[str, Any]:
+    modes = _torch.inductor_modes()
+    if mode is not None and mode not in modes:
+        raise InvalidOptionError.bad_value("mode", mode, modes)
+    return dict(modes[mode]) if mode is not None else {}
+
+
+def _check_choice(option: str, value: object, allowed: Any) -> None:
+    if value not in allowed:
+        raise InvalidOptionError.bad_value(option, value, allowed)
+
+
+def check_budget(budget: object) -> None:
+    """Raise InvalidOptionError unless ``resolve_budget`` will understand the budget."""
+    if budget is None or budget == "min":
+        return
+    if isinstance(budget, str):
+        _parse_bytes(budget)
+    elif isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0:
+        raise InvalidOptionError.bad_value("budget", budget, _EXPECTED_BUDGET)
+    elif isinstance(budget, float) and budget > 1:
+        raise InvalidOptionError(
+            "budget", f"{budget!r} is no fraction; give bytes as an int, such as {int(budget)}."
+        )
+
+
+def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:
+    """The budget in bytes; None for None and ``"min"``, which are not numbers of bytes.
+
+    >>> resolve_budget("1.5KiB", 0), resolve_budget(0.25, 4096), resolve_budget(100, 0)
+    (1536, 1024, 100)
+    """
+    check_budget(budget)
+    if budget is None or budget == "min":
+        return None
+    if isinstance(budget, str):
+        return _parse_bytes(budget)
+    return int(budget * baseline_peak_bytes) if isinstance(budget, float) else budget
+
+
+def _parse_bytes(text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    unit = match[2].removesuffix("ytes").removesuffix("b") + "b" if match and match[2] else ""
+    unit = "" if unit == "b" else unit
+    if match is None or unit not in _UNITS:
+        raise InvalidOptionError.bad_value("budget", text, _EXPECTED_BUDGET)
+    return int(float(match[1]) * _UNITS[unit])

@@ -1,0 +1,78 @@
+"""Partitioning: cut a joint graph where its backward begins.
+
+What the forward computes and the backward reads is saved. All decisions were made before: which side a
+node runs on is its place in the graph. The contract between the two graphs (order of saved values,
+symbolic sizes, opaque objects, random states) is PyTorch's own, kept by PyTorch's own helpers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxremat import _torch
+from fxremat.errors import GraphError
+from fxremat.graph import JointGraph
+from fxremat.rewrite import MIRROR
+
+
+def partition(graph: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward of a joint graph.
+
+    Args:
+        graph: A graph made from fx, rewritten or not.
+
+    Returns:
+        ``(forward, backward)``: the forward takes the primals and returns its outputs and the saved
+        values; the backward takes the saved values and the tangents and returns the gradients.
+
+    Raises:
+        GraphError: The graph has no fx graph, or an operator's tuple would have to be saved.
+    """
+    if graph.module is None:
+        raise GraphError(graph.name, "a graph made of mappings cannot be partitioned")
+    saved = [graph.fx_nodes[index] for index in saved_values(graph)]
+    forward, backward = _torch.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
+    return _torch.finish_partition(forward, backward)
+
+
+def saved_values(graph: JointGraph) -> list[int]:
+    """Indices of what the backward needs from the forward, inputs included, in order."""
+    gradients = set(graph.backward_outputs)
+    saved = []
+    for index, node in enumerate(graph.nodes[: graph.boundary]):
+        is_read = any(user >= graph.boundary for user in graph.users[index]) or index in gradients
+        if not is_read or _torch.is_tangent(graph.fx_nodes[index]) or graph.fx_nodes[index].op == "get_attr":
+            continue
+        if isinstance(graph.fx_nodes[index].meta.get("val"), (tuple, list)):
+            raise GraphError(
+                node.name, "the backward reads an operator's tuple of the forward", graph.source(node.name)
+            )
+        saved.append(index)
+    return saved
+
+
+def order_recomputation(backward: fx.GraphModule) -> int:
+    """Make each recomputed segment of a backward graph wait for the gradient that triggers it.
+
+    A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
+    the backward's start, and the memory comes back. The first node of each run of mirrors is made to
+    wait for the last node before the run.
+
+    Returns:
+        How many dependencies were added.
+    """
+    waits: dict[fx.Node, fx.Node] = {}
+    gradient: fx.Node | None = None
+    in_segment = False
+    for node in backward.graph.nodes:
+        if node.op != "call_function":
+            continue
+        is_mirror = MIRROR in node.meta
+        if is_mirror and not in_segment and gradient is not None:
+            waits[node] = gradient
+        in_segment = is_mirror
+        if not is_mirror and isinstance(node.meta.get("val"), torch.Tensor):
+            gradient = node
+    _torch.order_after(backward, waits)
+    return len(waits)

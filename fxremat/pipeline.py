@@ -1,0 +1,154 @@
+"""The pipeline: the stages in order.
+
+    JointGraph -> problem -> solutions -> choice -> rewrite -> partition -> (forward, backward) + Report
+
+Everything that decides is a pure function of its arguments; the same graph and options give the same plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from fxremat import _torch
+from fxremat.cost import costs
+from fxremat.errors import InfeasibleBudgetError, InvalidOptionError
+from fxremat.fusion import FUSIONS
+from fxremat.graph import JointGraph
+from fxremat.memory import profile
+from fxremat.options import Budget, Options, resolve_budget
+from fxremat.partition import order_recomputation, partition
+from fxremat.planners import PLANNERS, Problem, Solution
+from fxremat.planners.auto import baseline_plan, pareto
+from fxremat.report import Report, make_report
+from fxremat.rewrite import rewrite
+from fxremat.schedule import Schedule
+
+INDUCTOR_MARGIN = 0.05  # of a budget under Inductor: how far a measured peak may exceed the predicted one
+
+
+def make_problem(
+    graph: JointGraph,
+    cost: str | Mapping[str, float] = "roofline",
+    fusion: str = "inductor",
+    static_inputs: Sequence[int] = (),
+) -> Problem:
+    """The planning problem of a graph."""
+    if fusion not in FUSIONS:
+        raise InvalidOptionError.bad_value("fusion", fusion, FUSIONS)
+
+    def min_cut_saved() -> Sequence[str]:
+        assert graph.module is not None
+        return _torch.min_cut_saved(graph.module, len(graph.forward_outputs), static_inputs)
+
+    return Problem(graph, costs(graph, cost), fusion, min_cut_saved)
+
+
+def plan(
+    graph: JointGraph,
+    budget: Budget = None,
+    planner: str | Callable[..., Any] = "auto",
+    cost: str | Mapping[str, float] = "roofline",
+    fusion: str = "inductor",
+) -> Solution:
+    """The least-time solution of a planner whose predicted peak fits the budget.
+
+    Args:
+        graph: The joint graph.
+        budget: None, bytes, ``"8GiB"``, a fraction of the peak without fxremat, or ``"min"``.
+        planner: A name of ``fxremat.PLANNERS``, or a callable that takes a Problem and returns a Solution,
+            several, a schedule, or mirror counts.
+        cost: ``"roofline"``, ``"measured"``, or seconds by node name.
+        fusion: The memory model: ``"inductor"``, or ``"none"`` where every value has a buffer.
+
+    Raises:
+        InfeasibleBudgetError: None of the planner's solutions fits.
+        InvalidOptionError: An option has no such value.
+    """
+    problem = make_problem(graph, cost, fusion)
+    budget_bytes = resolve_budget(budget, baseline_plan(problem).peak_bytes)
+    return choose(problem, solve(problem, planner), budget, budget_bytes)
+
+
+def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution, ...]:
+    """The solutions of a planner, the one first that it prefers without a budget."""
+    if isinstance(planner, str):
+        if planner not in PLANNERS:
+            raise InvalidOptionError.bad_value("planner", planner, PLANNERS)
+        return PLANNERS[planner](problem)
+    name = getattr(planner, "__name__", type(planner).__name__)
+    return _as_solutions(problem, planner(problem), name)
+
+
+def _as_solutions(problem: Problem, result: Any, name: str) -> tuple[Solution, ...]:
+    if isinstance(result, Solution):
+        return (result,)
+    if isinstance(result, Mapping):
+        return (problem.mirror(result, name),)
+    items = tuple(result)
+    if items and all(isinstance(item, Solution) for item in items):
+        return items
+    return (problem.check(problem.evaluate(Schedule(items), name)),)
+
+
+def choose(
+    problem: Problem, solutions: Sequence[Solution], budget: Budget, budget_bytes: int | None
+) -> Solution:
+    """The solution that serves a budget: the preferred, the lowest, or the fastest that fits."""
+    if budget is None:
+        return solutions[0]
+    front = pareto(solutions)
+    if budget_bytes is None:
+        return front[-1]
+    allowed = budget_bytes * (1 - margin(problem))
+    fitting = [solution for solution in front if solution.peak_bytes <= allowed]
+    if not fitting:
+        lowest = -int(-front[-1].peak_bytes // (1 - margin(problem)))
+        raise InfeasibleBudgetError(budget_bytes, lowest, problem.graph.name)
+    return fitting[0]
+
+
+def margin(problem: Problem) -> float:
+    """The part of a budget that is left free because the memory model is not exact."""
+    return INDUCTOR_MARGIN if problem.fusion == "inductor" else 0.0
+
+
+def partition_joint(
+    module: fx.GraphModule,
+    num_forward_outputs: int,
+    options: Options,
+    name: str,
+    static_inputs: Sequence[int] = (),
+) -> tuple[fx.GraphModule, fx.GraphModule, Report]:
+    """From the joint fx graph that a partitioner is handed to its forward, its backward and a report.
+
+    Raises:
+        FxrematError: One of the family; the module has at most been cleaned of duplicates then.
+    """
+    _torch.cse(module)
+    _torch.force_saves(module)
+    graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
+    fusion = "inductor" if options.compiler == "inductor" else "none"
+    start = time.perf_counter()
+    problem = make_problem(graph, options.cost, fusion, static_inputs)
+    baseline = baseline_plan(problem)
+    budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
+    solution = choose(problem, solve(problem, options.planner), options.budget, budget_bytes)
+    report = make_report(
+        graph,
+        problem,
+        profile(graph, solution.schedule, fusion),
+        solution,
+        baseline,
+        compiler=options.compiler,
+        budget=options.budget,
+        budget_bytes=budget_bytes,
+        planning_seconds=time.perf_counter() - start,
+    )
+    forward, backward = partition(rewrite(graph, solution.schedule))
+    if options.compiler == "inductor":
+        order_recomputation(backward)
+    return forward, backward, report

@@ -1,0 +1,24 @@
+"""The planners by name. One algorithm a file; each is a function from a Problem to solutions.
+
+A planner returns its solutions with the one first that it prefers when no budget is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from fxremat.planners import auto, drop_cheap, keep_all, min_cut, sublinear
+from fxremat.planners.base import Problem, Solution
+
+Planner: TypeAlias = Callable[[Problem], tuple[Solution, ...]]
+
+PLANNERS: dict[str, Planner] = {
+    "auto": auto.plan,
+    "keep_all": keep_all.plan,
+    "min_cut": min_cut.plan,
+    "drop_cheap": drop_cheap.plan,
+    "sublinear": sublinear.plan,
+}
+
+__all__ = ["PLANNERS", "Planner", "Problem", "Solution"]

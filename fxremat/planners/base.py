@@ -1,0 +1,107 @@
+"""What every planner takes and gives: a Problem and a Solution.
+
+A planner is a function from a Problem to a Solution. It makes schedules and never touches a graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fxremat.cost import Costs, seconds
+from fxremat.fusion import lower
+from fxremat.graph import JointGraph
+from fxremat.memory import measure
+from fxremat.schedule import Schedule, bind, expand, identity, validate
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A schedule with what it is predicted to take.
+
+    Attributes:
+        schedule: The execution order.
+        peak_bytes: Predicted peak, tangents included, above what the caller holds at the start.
+        seconds: Predicted time of the forward and the backward.
+        lower_bound_seconds: No schedule at all takes less: every node runs at least once.
+        planner: Which planner made it.
+    """
+
+    schedule: Schedule
+    peak_bytes: int
+    seconds: float
+    lower_bound_seconds: float
+    planner: str
+
+    @property
+    def mirror_counts(self) -> dict[str, int]:
+        """How often each node runs again; nodes that run once are left out."""
+        return self.schedule.mirror_counts
+
+    @property
+    def extra_seconds(self) -> float:
+        """What it takes beyond the lower bound."""
+        return self.seconds - self.lower_bound_seconds
+
+    def to_json(self) -> str:
+        """The solution as JSON; ``Solution.from_json`` reads it back."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> Solution:
+        """Read what ``to_json`` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "schedule": Schedule(fields["schedule"])})
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a planner has to solve.
+
+    Attributes:
+        graph: The joint graph.
+        costs: Seconds of its nodes.
+        fusion: The memory model: ``"none"`` or ``"inductor"``.
+        min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
+    """
+
+    graph: JointGraph
+    costs: Costs
+    fusion: str
+    min_cut_saved: Callable[[], Sequence[str]] = tuple
+
+    @functools.cached_property
+    def lower_bound_seconds(self) -> float:
+        """Every node once, nothing read or written that fusion could save."""
+        fixed, nodes = self.costs.fixed, range(self.graph.num_inputs, len(self.graph.nodes))
+        if self.fusion == "none":
+            return sum(self.costs.of_node(self.graph, node) for node in nodes)
+        return sum(fixed[node] for node in nodes)
+
+    def evaluate(self, schedule: Schedule, planner: str) -> Solution:
+        """The solution that a schedule is."""
+        binding = bind(self.graph, schedule)
+        lowering = lower(self.graph, binding, self.fusion)
+        taken = seconds(self.graph, binding, lowering, self.costs)
+        peak = measure(self.graph, binding, lowering).peak_bytes
+        return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
+
+    def mirror(self, counts: Mapping[str, int], planner: str) -> Solution:
+        """The solution of mirror counts, by Algorithm 2."""
+        return self.evaluate(expand(self.graph, counts), planner)
+
+    def check(self, solution: Solution) -> Solution:
+        """The same solution, its schedule found valid; ScheduleError otherwise."""
+        validate(self.graph, solution.schedule)
+        return solution
+
+    def identity(self, planner: str) -> Solution:
+        """Every node once, in the graph's order."""
+        return self.evaluate(identity(self.graph), planner)
+
+
+Planner: TypeAlias = Callable[[Problem], Solution]

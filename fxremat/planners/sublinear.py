@@ -1,0 +1,88 @@
+"""The sublinear plan (Chen et al. 2016, Sec. 4.3): Algorithm 3 with Appendix A's search for its budget.
+
+Algorithm 3 walks the forward, adds up bytes, and cuts at the first candidate behind ``segment_bytes``. What
+crosses a cut is kept, everything else has mirror count 1. The paper takes its candidates from the user; here
+they are the narrow places of the forward (``cuts.py``). Appendix A's search tries six budgets around
+sqrt(x * y), x being the bytes kept and y those of the largest segment with a budget of 0; the plan with the
+least *exact* peak is the best. Unlike the authors' code, y counts the trailing segment too.
+
+O(n) per budget. Left out: the weight of an operator's time, which ``auto`` takes into account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fxremat.graph import JointGraph
+from fxremat.planners.base import Problem, Solution
+from fxremat.planners.cuts import ForwardLives, candidates, crossing, forward_lives
+
+GRID = 6  # points of Appendix A's search
+
+
+def plan(problem: Problem) -> tuple[Solution, ...]:
+    """The plans of the search, least peak first."""
+    lives = forward_lives(problem.graph)
+    solutions = [
+        problem.mirror(mirror_everything_but(problem.graph, crossing(lives, cuts)), "sublinear")
+        for cuts in segmentations(problem.graph, lives)
+    ]
+    return tuple(sorted(solutions, key=lambda solution: (solution.peak_bytes, solution.seconds)))
+
+
+def segmentations(graph: JointGraph, lives: ForwardLives) -> list[tuple[int, ...]]:
+    """The distinct sets of cuts that the search tries, for narrow candidates only and for all."""
+    found: dict[tuple[int, ...], None] = {(): None}
+    for widest in _thresholds(lives):
+        places = candidates(lives, widest)
+        for segment_bytes in budgets(graph, lives, places):
+            found[algorithm_3(graph, lives, places, segment_bytes)[0]] = None
+    return list(found)
+
+
+def _thresholds(lives: ForwardLives) -> Iterable[int]:
+    """Widths up to which a local minimum is a candidate: the narrowest quarter of them, and all."""
+    width_at = dict(zip(lives.positions, lives.widths, strict=True))
+    minima = sorted(width_at[place] for place in candidates(lives, max(lives.widths, default=0)))
+    if minima:
+        yield from dict.fromkeys((minima[len(minima) // 4], minima[-1]))
+
+
+def budgets(graph: JointGraph, lives: ForwardLives, places: Sequence[int]) -> list[float]:
+    """Appendix A's grid: 0, and six points on [B0 / sqrt 2, sqrt 2 * B0] with B0 = sqrt(x * y)."""
+    _, kept_bytes, largest_bytes = algorithm_3(graph, lives, places, 0)
+    centre = math.sqrt(kept_bytes * largest_bytes)
+    return [0.0, *(centre * 2 ** (step / (GRID - 1) - 0.5) for step in range(GRID))]
+
+
+def algorithm_3(
+    graph: JointGraph, lives: ForwardLives, places: Sequence[int], segment_bytes: float
+) -> tuple[tuple[int, ...], int, int]:
+    """Cut greedily at the first candidate behind ``segment_bytes``.
+
+    Returns:
+        The cuts; x, the bytes that cross them; y, the bytes of the largest segment.
+    """
+    candidate = set(places)
+    width_at = dict(zip(lives.positions, lives.widths, strict=True))
+    cuts: list[int] = []
+    running = kept = largest = 0
+    for position in range(graph.num_inputs, graph.boundary):
+        running += graph.node_bytes(position)
+        if position in candidate and running > segment_bytes:
+            kept += width_at[position]
+            largest = max(largest, running)
+            running = 0
+            cuts.append(position)
+    return tuple(cuts), kept, max(largest, running)
+
+
+def mirror_everything_but(graph: JointGraph, kept: Iterable[int]) -> dict[str, int]:
+    """Mirror count 1 for every node of the forward but those that make the kept storages."""
+    keep = set(kept)
+    return {
+        node.name: 1
+        for node in graph.nodes[graph.num_inputs : graph.boundary]
+        if keep.isdisjoint(node.creates)
+    }

@@ -1,0 +1,267 @@
+"""Schedule: in which order a graph's nodes run, and which run more than once.
+
+A schedule is a sequence of names of the graph's nodes, inputs left out.
+
+1. A name that stands again is a recomputation, a *mirror*.
+2. A use reads the latest earlier occurrence of its operand.
+3. A forward output is the latest occurrence before the boundary, a gradient the last one of all.
+4. The *boundary* is where the backward begins: behind the last FORWARD node that runs for the first time
+   and the ``getitem`` that follow it.
+
+Mirror counts, recursion, one mirror per use and reordering without recomputation are all schedules.
+``expand`` makes one from mirror counts: Algorithm 2 of Chen et al. 2016 (Sec. 4.1). Everything here is
+linear in steps and edges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fxremat.canonical import Phase
+from fxremat.errors import ScheduleError
+from fxremat.graph import JointGraph
+
+
+class Schedule(tuple[str, ...]):
+    """An execution order; a plain tuple of names with a few questions answered."""
+
+    __slots__ = ()
+
+    @property
+    def mirror_counts(self) -> dict[str, int]:
+        """How often each name runs again, in order; names that run once are left out.
+
+        >>> Schedule(("a", "b", "a", "a")).mirror_counts
+        {'a': 2}
+        """
+        return {name: count - 1 for name, count in Counter(self).items() if count > 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A schedule resolved against its graph: what each step runs and what it reads.
+
+    Attributes:
+        nodes: For each step, the index of the node.
+        reads: For each step, for each of the node's operands, the step that computed it; None for an input.
+        boundary: The first step of the backward.
+        outputs: The steps whose values are the graph's outputs, each once.
+        is_mirror: For each step, whether the node ran before.
+    """
+
+    nodes: tuple[int, ...]
+    reads: tuple[tuple[int | None, ...], ...]
+    boundary: int
+    outputs: tuple[int, ...]
+    is_mirror: tuple[bool, ...]
+
+
+def identity(graph: JointGraph) -> Schedule:
+    """The schedule that the graph itself is: every node once, in the graph's order."""
+    return Schedule(graph.names)
+
+
+def bind(graph: JointGraph, schedule: Sequence[str]) -> Binding:
+    """Resolve each use to the step that it reads.
+
+    Raises:
+        ScheduleError: A name is unknown, or a node runs before what it reads.
+    """
+    latest: list[int | None] = [None] * len(graph.nodes)
+    nodes: list[int] = []
+    reads: list[tuple[int | None, ...]] = []
+    mirrors: list[bool] = []
+    for step, name in enumerate(schedule):
+        position = graph.index.get(name)
+        if position is None or position < graph.num_inputs:
+            raise ScheduleError(name, step, "the graph has no such node to run")
+        operands = graph.nodes[position].operands
+        nodes.append(position)
+        reads.append(tuple(latest[operand] for operand in operands))
+        mirrors.append(latest[position] is not None)
+        latest[position] = step
+        for operand, read in zip(operands, reads[-1], strict=True):
+            if read is None and operand >= graph.num_inputs:
+                raise ScheduleError(
+                    name, step, f"it reads {graph.nodes[operand].name!r}, which has not run yet"
+                )
+    boundary = _boundary(graph, nodes, mirrors)
+    outputs = _outputs(graph, nodes, boundary)
+    return Binding(tuple(nodes), tuple(reads), boundary, outputs, tuple(mirrors))
+
+
+def _boundary(graph: JointGraph, nodes: Sequence[int], mirrors: Sequence[bool]) -> int:
+    last = max(
+        (
+            step
+            for step, node in enumerate(nodes)
+            if not mirrors[step] and graph.nodes[node].phase is Phase.FORWARD
+        ),
+        default=-1,
+    )
+    boundary = last + 1
+    while boundary < len(nodes) and graph.nodes[nodes[boundary]].leader is not None:
+        boundary += 1
+    return boundary
+
+
+def _outputs(graph: JointGraph, nodes: Sequence[int], boundary: int) -> tuple[int, ...]:
+    in_forward = {node: step for step, node in enumerate(nodes[:boundary])}
+    anywhere = {node: step for step, node in enumerate(nodes)}
+    steps = [in_forward.get(node) for node in graph.forward_outputs if node is not None]
+    steps += [anywhere.get(node) for node in graph.backward_outputs if node is not None]
+    return tuple(dict.fromkeys(step for step in steps if step is not None))
+
+
+def validate(graph: JointGraph, schedule: Sequence[str]) -> Binding:
+    """Resolve a schedule and make sure that it is an execution of the graph that computes the same.
+
+    Raises:
+        ScheduleError: It reads a value before it is there, leaves out a node, runs a node again that may
+            not, changes the order of effects, tears a ``getitem`` from its operator, or runs the backward
+            before the forward has ended.
+    """
+    binding = bind(graph, schedule)
+    present = set(binding.nodes)
+    for position in range(graph.num_inputs, len(graph.nodes)):
+        if position not in present:
+            raise ScheduleError(graph.nodes[position].name, None, "it never runs")
+    ordered = [node for node in binding.nodes if graph.nodes[node].ordered]
+    for before, after in zip(ordered, ordered[1:], strict=False):
+        if before > after:
+            name = graph.nodes[after].name
+            raise ScheduleError(
+                name, None, f"it must run before {graph.nodes[before].name!r}, having an effect"
+            )
+    for step, position in enumerate(binding.nodes):
+        _validate_step(graph, binding, step, position)
+    return binding
+
+
+def _validate_step(graph: JointGraph, binding: Binding, step: int, position: int) -> None:
+    node = graph.nodes[position]
+    if binding.is_mirror[step] and node.keep is not None:
+        raise ScheduleError(node.name, step, f"it may not run again: {node.keep}")
+    if node.phase is Phase.BACKWARD and step < binding.boundary:
+        raise ScheduleError(node.name, step, "the forward has not ended")
+    if node.leader is None:
+        return
+    before = binding.nodes[step - 1] if step else None
+    if before != node.leader and (before is None or graph.nodes[before].leader is None):
+        raise ScheduleError(node.name, step, f"it must follow {graph.nodes[node.leader].name!r}")
+
+
+def prune(graph: JointGraph, schedule: Sequence[str]) -> Schedule:
+    """Leave out every occurrence whose value nobody reads: no output, no effect, no reader."""
+    binding = bind(graph, schedule)
+    live = [False] * len(binding.nodes)
+    for step in binding.outputs:
+        live[step] = True
+    for step in reversed(range(len(binding.nodes))):
+        if not live[step] and not graph.nodes[binding.nodes[step]].ordered:
+            continue
+        live[step] = True
+        for read in binding.reads[step]:
+            if read is not None:
+                live[read] = True
+    return Schedule(name for name, is_live in zip(schedule, live, strict=True) if is_live)
+
+
+def expand(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Schedule:
+    """Algorithm 2: the schedule that drops a value with count m > 0 and computes it up to m more times.
+
+    Copy k of a node reads copy min(k, m) of each operand, the backward reads the last copies, and a copy
+    runs just before the first node of the backward that needs it (the lazy placement of the paper's last
+    clause). Counts of backward nodes, of nodes that may not run again and of inputs are taken as 0; a
+    ``getitem`` follows its operator. With all counts 0 the result is the graph's own order.
+
+    Args:
+        graph: The graph.
+        mirror_counts: Node name to m >= 0; absent names count 0.
+
+    Raises:
+        ScheduleError: A name is unknown or a count negative.
+
+    Example:
+        >>> g = JointGraph.from_mappings(
+        ...     {"x": (), "a": ["x"], "b": ["a"], "db": ["b"], "da": ["db", "a"]},
+        ...     {"a": 4, "b": 4, "db": 4, "da": 4}, backward=["db", "da"], backward_outputs=["da"])
+        >>> expand(g, {"a": 1})
+        ('a', 'b', 'db', 'a', 'da')
+    """
+    counts = _effective_counts(graph, mirror_counts)
+    if not any(counts):
+        return identity(graph)
+    placement = _Placement(graph, counts)
+    for node in range(graph.boundary, len(graph.nodes)):
+        if graph.nodes[node].phase is Phase.BACKWARD or graph.nodes[node].ordered:
+            placement.place(node)
+    for output in graph.outputs:
+        placement.place(output)
+    return prune(graph, [graph.nodes[node].name for node in placement.order])
+
+
+def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> list[int]:
+    counts = [0] * len(graph.nodes)
+    for name, count in mirror_counts.items():
+        if name not in graph.index:
+            raise ScheduleError(name, None, "the graph has no such node to mirror")
+        if count < 0:
+            raise ScheduleError(name, None, f"a mirror count must be 0 or more, got {count}")
+        counts[graph.index[name]] = count
+    for position, node in enumerate(graph.nodes):
+        if node.leader is not None:
+            counts[position] = counts[node.leader]
+        if node.keep is not None or not graph.num_inputs <= position < graph.boundary:
+            counts[position] = 0
+    return counts
+
+
+class _Placement:
+    """The growing V' of Algorithm 2. A copy is a pair (node, level); level 0 ran in the forward."""
+
+    def __init__(self, graph: JointGraph, counts: Sequence[int]) -> None:
+        self.graph = graph
+        self.counts = counts
+        self.order = list(range(graph.num_inputs, graph.boundary))
+        self.placed = {(node, 0) for node in range(graph.boundary)}
+
+    def place(self, node: int) -> None:
+        """Append the last copy of a node behind those of its ancestors that are missing."""
+        missing: set[tuple[int, int]] = set()
+        stack = [self._leading((node, self.counts[node]))]
+        while stack:
+            copy = stack.pop()
+            if copy in self.placed or copy in missing:
+                continue
+            missing.add(copy)
+            stack.extend(self._operands(copy))
+        for copy in sorted(missing):
+            self._append(copy)
+
+    def _append(self, copy: tuple[int, int]) -> None:
+        position, level = copy
+        while True:
+            if level == 0 or self.graph.nodes[position].keep is None:
+                self.order.append(position)
+                self.placed.add((position, level))
+            position += 1
+            if position == len(self.graph.nodes) or self.graph.nodes[position].leader is None:
+                return
+
+    def _operands(self, copy: tuple[int, int]) -> Iterable[tuple[int, int]]:
+        """The copies that a copy reads, each by the operator that it is placed with."""
+        position, level = copy
+        is_last = position >= self.graph.boundary
+        for operand in self.graph.nodes[position].operands:
+            if operand >= self.graph.num_inputs:
+                count = self.counts[operand]
+                yield self._leading((operand, count if is_last else min(level, count)))
+
+    def _leading(self, copy: tuple[int, int]) -> tuple[int, int]:
+        position, level = copy
+        while (leader := self.graph.nodes[position].leader) is not None:
+            position = leader
+        return position, level

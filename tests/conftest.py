@@ -1,0 +1,21 @@
+"""What a machine lacks, said once: tests that need it are skipped with that reason."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu or inductor are skipped where there is no device or no compiler."""
+    compilers = ("c++", "g++", "clang++")
+    missing = {
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+        "inductor": None if any(map(shutil.which, compilers)) else "needs a C++ compiler",
+    }
+    for item in items:
+        for marker, reason in missing.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
