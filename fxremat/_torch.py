@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.exc import ShortenTraceback as PassedThrough
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -33,6 +34,7 @@ __all__ = [
     "SYMBOLIC_TYPES",
     "CheckpointPolicy",
     "CustomPartitionerFn",
+    "PassedThrough",
     "compile_id",
     "compile_with_inductor",
     "compile_without_inductor",
@@ -52,6 +54,7 @@ __all__ = [
     "is_higher_order",
     "is_opaque",
     "is_symbolic",
+    "is_profiling",
     "is_tangent",
     "leaves",
     "min_cut_saved",
@@ -59,6 +62,7 @@ __all__ = [
     "must_be_in_forward",
     "mutated_input_of",
     "order_after",
+    "real_tensors",
     "source_hash",
     "wait_tensor_target",
 ]
@@ -286,6 +290,18 @@ def inductor_modes() -> dict[str, dict[str, Any]]:
     from torch._inductor import list_mode_options
 
     return list_mode_options()
+
+
+def is_profiling() -> bool:
+    """Whether a profiler is recording in this thread."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Make new tensors real ones although the caller is tracing with fake ones."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        yield
 
 
 def source_hash(folder: str) -> bytes:

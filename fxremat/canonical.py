@@ -16,13 +16,17 @@ Linear in nodes and edges.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import fx
 
 from fxremat import _torch, ops
 from fxremat.errors import CaptureError
+
+_OURS = f'File "{Path(__file__).parent}{os.sep}'  # how a frame of fxremat's own is spelled in a stack trace
 
 
 class Phase(enum.Enum):
@@ -130,7 +134,8 @@ def _tangent_dependent(graph: fx.Graph) -> set[fx.Node]:
 def source_line(node: fx.Node) -> str:
     """``file:line`` of the innermost frame of the user's program that made the node."""
     trace = node.meta.get("stack_trace") or ""
-    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    lines = map(str.strip, trace.splitlines())
+    frames = [line for line in lines if line.startswith("File ") and _OURS not in line]
     if not frames:
         return ""
     file, line, *_ = frames[-1].removeprefix("File ").split(", ")
@@ -143,4 +148,7 @@ def module_path(node: fx.Node) -> str:
     paths = [entry[0] for entry in stack.values()]
     if not paths:
         return ""
-    return str(paths[-1]).replace("L['self'].", "").replace("L['self']", "").removeprefix("model.")
+    path = str(paths[-1])
+    for holder in ("L['self']", "L['fn']"):  # what Dynamo calls the model that it compiles
+        path = path.removeprefix(holder).removeprefix(".")
+    return path.removeprefix("model.")

@@ -12,15 +12,12 @@ SXM at half of their peak: 33 TFLOP/s in float32, 495 in half precision, 1.7 TB/
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import fx
-from tqdm import tqdm
 
-from fxremat import ops
+from fxremat import calibrate, ops
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import Lowering
 from fxremat.graph import JointGraph
@@ -80,7 +77,7 @@ def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Co
     if isinstance(cost, Mapping) or graph.module is None:
         return _given(graph, cost if isinstance(cost, Mapping) else graph.given_seconds)
     if cost == "measured":
-        return _given(graph, _measured(graph))
+        return _given(graph, calibrate.seconds(graph))
     if cost == "roofline":
         return _roofline(graph)
     raise InvalidOptionError.bad_value("cost", cost, COSTS)
@@ -135,54 +132,3 @@ def _device(node: fx.Node) -> Device:
     return (
         CUDA if tensor is not None and tensor.device.type != "cpu" and tensor.device.type != "meta" else CPU
     )
-
-
-# --- Measured ------------------------------------------------------------------------------------------
-
-_calibration: dict[object, float] = {}  # seconds by operator and arguments, for this process
-
-
-def _measured(graph: JointGraph) -> dict[str, float]:
-    """Seconds of each node, each distinct operator timed once on this machine, median of five."""
-    nodes = [node for node in graph.fx_nodes[graph.num_inputs :] if ops.kind(node) is not ops.Kind.VIEW]
-    fresh = {key: node for node in nodes if (key := _signature(node)) not in _calibration}
-    for key, node in tqdm(fresh.items(), "measuring operators", disable=None, leave=False):
-        _calibration[key] = _time_node(node)
-    return {node.name: _calibration[_signature(node)] for node in nodes}
-
-
-def _signature(node: fx.Node) -> object:
-    def describe(argument: object) -> object:
-        if not isinstance(argument, fx.Node):
-            return str(argument)
-        values = ops.tensors(argument.meta.get("val"))
-        return tuple(
-            (tuple(map(str, v.shape)), tuple(map(str, v.stride())), v.dtype, v.device) for v in values
-        )
-
-    return str(node.target), str(fx.node.map_aggregate((node.args, node.kwargs), describe))  # type: ignore[arg-type]
-
-
-def _time_node(node: fx.Node, rounds: int = 5) -> float:
-    """Median seconds of a node on example operands; its roofline where it cannot be run alone."""
-    try:
-        args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), ops.example)  # type: ignore[misc]
-        run: Callable[[], object] = lambda: node.target(*args, **kwargs)  # type: ignore[operator]  # noqa: E731
-        run()
-        return sorted(_timed(run, node) for _ in range(rounds))[rounds // 2]
-    except (RuntimeError, NotImplementedError, TypeError, IndexError):
-        return _device(node).launch_seconds + ops.moved_bytes(node) / _device(node).bytes_per_second
-
-
-def _timed(run: Callable[[], object], node: fx.Node) -> float:
-    on_cuda = any(tensor.device.type == "cuda" for tensor in ops.tensors(node.meta.get("val")))
-    if on_cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if on_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-__all__: Sequence[str] = ("COSTS", "Costs", "costs", "seconds")

@@ -10,9 +10,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fxremat import _torch
 
-class FxrematError(Exception):
-    """The root of the family."""
+
+class FxrematError(_torch.PassedThrough):
+    """The root of the family.
+
+    Dynamo hands it to the caller of a compiled model as it is, where it would wrap other errors of a
+    backend in one of its own.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args, first_useful_frame=None)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _from_parts, (type(self), self.args), self.__dict__
+
+
+def _from_parts(kind: type[FxrematError], args: tuple[object, ...]) -> FxrematError:
+    """An unpickled error; ``args`` holds its message, which is not what its kind is called with."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class InvalidOptionError(FxrematError, ValueError):
@@ -61,7 +80,7 @@ class InfeasibleBudgetError(FxrematError, MemoryError):
         )
 
 
-class CaptureError(FxrematError, RuntimeError):
+class CaptureError(FxrematError):
     """A model or an fx graph could not be made a JointGraph."""
 
 

@@ -13,6 +13,7 @@ nodes stand in canonical order (``canonical.py``, which also defines the phases)
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,9 @@ class JointGraph:
         backward_outputs: Indices of the gradients; None where an input has none.
         module: The fx graph itself; None for a graph made of mappings.
         name: What reports call it.
+        given_seconds: Seconds of the nodes of a graph made of mappings.
+        scratch_bytes: For each node, bytes that it allocates and frees again while it runs; empty where
+            none are known (``calibrate.py``).
     """
 
     nodes: tuple[Node, ...]
@@ -76,6 +80,7 @@ class JointGraph:
     module: fx.GraphModule | None = None
     name: str = "graph"
     given_seconds: Mapping[str, float] = field(default_factory=dict)
+    scratch_bytes: tuple[int, ...] = ()
 
     @classmethod
     def from_fx(
@@ -134,15 +139,23 @@ class JointGraph:
             >>> [node.name for node in g.nodes], g.boundary
             (['x', 'a', 'b', 'da'], 3)
         """
-        inputs = [node for node, reads in operands.items() if not reads and node not in bytes]
-        order = inputs + [node for node in operands if node not in set(inputs)]
+        inputs = {node for node, reads in operands.items() if not reads and node not in bytes}
+        order = sorted(operands, key=lambda node: node not in inputs)
         index = {node: position for position, node in enumerate(order)}
+        for node in (*itertools.chain(*operands.values()), *forward_outputs, *backward_outputs):
+            if node not in index:
+                raise GraphError(node, "it is read or returned but is no node of the graph")
+        behind = frozenset(backward)
+        needed = set(forward_outputs)
+        for node in reversed(operands):
+            needed.update(operands[node] if node in needed else ())
         sizes: list[int] = []
         nodes: list[Node] = []
         for node in order:
             created = () if node in inputs else (len(sizes),)
             sizes.extend(bytes.get(node, 0) for _ in created)
-            phase = Phase.BACKWARD if node in backward else Phase.FORWARD
+            phase = Phase.FORWARD if node in needed else Phase.DEFERRED
+            phase = Phase.BACKWARD if node in behind else phase
             nodes.append(
                 Node(
                     node,
@@ -159,7 +172,7 @@ class JointGraph:
             len(inputs),
             tuple(sizes),
             0,
-            len(order) - len(backward),
+            len(order) - len(behind),
             tuple(index[node] for node in forward_outputs),
             tuple(index[node] for node in backward_outputs),
             name=name,
@@ -189,6 +202,11 @@ class JointGraph:
             return ()
         by_name = {node.name: node for node in self.module.graph.nodes}
         return tuple(by_name[node.name] for node in self.nodes)
+
+    @functools.cached_property
+    def loops(self) -> tuple[ops.Loop, ...]:
+        """What fusion needs to know of each node; empty for a graph made of mappings."""
+        return tuple(map(ops.loop, self.fx_nodes))
 
     @property
     def outputs(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ Complexity: linear in the number of allocator events, apart from sorting them.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,11 +34,15 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fxremat.errors import InvalidOptionError
+from fxremat import _torch
+from fxremat.errors import FxrematError, InvalidOptionError
 
 __all__ = ["Measurement", "measure_peak", "time_steps"]
 
 _ALLOCATOR_EVENT = "[memory]"
+
+# torch's profiler library tells stderr of every start and stop, at a level of its own, unless asked not to.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ def measure_peak(step: Callable[[], object], *, device: torch.device | str | Non
 
     Raises:
         InvalidOptionError: The device is neither a CPU nor a CUDA device.
+        FxrematError: A profiler is running, and the CPU's memory is to be measured by another.
     """
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type not in ("cpu", "cuda"):
@@ -122,6 +128,8 @@ def _wait_for_cuda() -> None:
 
 
 def _measure_cpu(step: Callable[[], object]) -> Measurement:
+    if _torch.is_profiling():  # torch would silently end the outer session, and its figures be 0
+        raise FxrematError("a profiler is running, and torch has but one: measure outside of it")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         seconds, _held = _timed(step)
     peak_bytes, end_bytes = _peak_and_end(_cpu_changes(recorded))

@@ -9,11 +9,11 @@ Definitions, for a step t of a schedule:
 4. Forward outputs and gradients never die. Saved values need no rule: their last use is in the backward.
 5. Tangents are the caller's but arrive with the backward: they count from the boundary to the end, and so
    does nothing else that the caller holds.
-6. *Live bytes* at t are those of all instances born at or before t and dead at or after t; the *peak* is
-   their maximum.
+6. An operator's scratch memory, where it is known, is live at its own step.
+7. *Live bytes* at t are those of all instances born at or before t and dead at or after t, and of 5 and 6;
+   the *peak* is their maximum.
 
-This is what boxed fx graphs do to the allocator, byte for byte, apart from its rounding and from scratch
-memory inside of operators. With a mask of materialised steps (``fusion.py``), values that a compiler keeps
+This is what boxed fx graphs do to the allocator, byte for byte, apart from its rounding. With a mask of materialised steps (``fusion.py``), values that a compiler keeps
 in registers hold no bytes, and their operands live until the fused kernel has run. Linear in steps.
 """
 
@@ -123,6 +123,8 @@ def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryPr
         change[step + 1] += size
     live = np.cumsum(change[:-1])
     live[binding.boundary :] += graph.tangent_bytes
+    if graph.scratch_bytes:
+        np.add.at(live, lowering.runs_at, np.array(graph.scratch_bytes)[list(binding.nodes)])
     return MemoryProfile(live, binding.boundary, tuple(intervals))
 
 

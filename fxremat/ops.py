@@ -14,8 +14,10 @@ an operator that is not known to be pure is not computed twice.
 from __future__ import annotations
 
 import enum
+import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +29,10 @@ from fxremat import _torch
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-# Returns its operand's storage although its schema does not say so.
-_UNDECLARED_VIEWS = frozenset({aten._unsafe_view.default})
+# Return their operand's storage although their schemas do not say so.
+_UNDECLARED_VIEWS = frozenset(
+    {aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default}
+)
 
 # Namespaces whose operators are pure where their tags and schemas say nothing to the contrary.
 _PURE_NAMESPACES = frozenset({"aten", "prims"})
@@ -90,6 +94,11 @@ _REDUCTIONS = frozenset(
     }
 )
 
+# Functions that Inductor stores rather than computes twice on a CPU.
+_TRANSCENDENTAL = frozenset(
+    {aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh, aten.erf}
+)
+
 # Attention on the CPU is missing from torch's table of formulas; its shapes are those of the others.
 _MISSING_FLOPS = {
     aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v: flop_counter.sdpa_flop_count(q, k, v),
@@ -106,6 +115,39 @@ class Kind(enum.Enum):
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
     KERNEL = "kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What fusion needs to know of a node.
+
+    Attributes:
+        kind: How it is lowered.
+        elements: Elements that its loop runs over.
+        reduction: For a reduction, the elements that it reads and those that it writes.
+        is_expensive: Whether Inductor would rather store it than compute it in two places.
+    """
+
+    kind: Kind
+    elements: int
+    reduction: tuple[int, int] | None = None
+    is_expensive: bool = False
+
+
+def loop(node: fx.Node) -> Loop:
+    """The loop that Inductor would make of the node."""
+    elements = _elements(node)
+    if kind(node) is Kind.REDUCTION:
+        read = max(map(_elements, node.all_input_nodes), default=elements)
+        return Loop(Kind.REDUCTION, read, (read, elements))
+    return Loop(kind(node), elements, is_expensive=packet(node) in _TRANSCENDENTAL)
+
+
+def _elements(node: fx.Node) -> int:
+    tensor = next(tensors(node.meta.get("val")), None)
+    if tensor is None:
+        return 1
+    return math.prod(_torch.hint(size) or 1 for size in tensor.shape)
 
 
 def packet(node: fx.Node) -> object:
@@ -250,8 +292,12 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     if None in sizes or 0 in sizes or tensor.layout is not torch.strided:
         return 0
     strides = [_torch.hint(stride) or 0 for stride in tensor.stride()]
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if size)
-    return extent * tensor.dtype.itemsize
+    return extent([size or 0 for size in sizes], strides) * tensor.dtype.itemsize
+
+
+def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of the smallest storage that holds a tensor of these sizes, none of them 0."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def value_bytes(node: fx.Node) -> int:
@@ -302,7 +348,7 @@ def _hinted(value: Any) -> Any:
 
 
 def example(argument: Any) -> Any:
-    """A real argument for a traced one: random tensors in place of fake, sizes by their hints."""
+    """A real argument for a traced one: a filled tensor in place of a fake one, sizes by their hints."""
     if not isinstance(argument, fx.Node):
         return argument
     return _example_value(argument.meta.get("val"))
@@ -317,5 +363,6 @@ def _example_value(value: Any) -> Any:
         return value
     shape = [_torch.hint(size) or 1 for size in value.shape]
     stride = [_torch.hint(step) or 0 for step in value.stride()]
-    tensor = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
-    return tensor.normal_() if value.dtype.is_floating_point else tensor.zero_()
+    fill = 0.5 if value.dtype.is_floating_point else 0
+    flat = torch.full((extent(shape, stride),), fill, dtype=value.dtype, device=value.device)
+    return flat.as_strided(shape, stride)

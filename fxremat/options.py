@@ -1,11 +1,13 @@
 """Options: what a user may ask for, checked once and frozen.
 
 A budget is None (the least time that costs no more memory than the compiler's default), a number of bytes,
-a text such as ``"8GiB"``, a fraction of the peak without fxremat, or ``"min"`` (the least peak at hand).
+a text such as ``"8GiB"`` (without a unit: whole bytes), a fraction of the peak without fxremat, or
+``"min"`` (the least peak at hand).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ _UNITS = {
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
+    "tb": 10**12,
 }
 _EXPECTED_BUDGET = ("None", "a number of bytes", "'8GiB'", "a fraction of the peak such as 0.4", "'min'")
 
@@ -72,7 +75,7 @@ class Options:
         _check_choice("compiler", self.compiler, COMPILERS)
         _check_choice("on_error", self.on_error, ON_ERROR)
         if not callable(self.planner):
-            _check_choice("planner", self.planner, PLANNERS)
+            _check_choice("planner", self.planner, tuple(PLANNERS))
         if not isinstance(self.cost, Mapping):
             _check_choice("cost", self.cost, COSTS)
         known = set(_torch.inductor_option_names())
@@ -102,7 +105,7 @@ def check_budget(budget: object) -> None:
         return
     if isinstance(budget, str):
         _parse_bytes(budget)
-    elif isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0:
+    elif isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
         raise InvalidOptionError.bad_value("budget", budget, _EXPECTED_BUDGET)
     elif isinstance(budget, float) and budget > 1:
         raise InvalidOptionError(
@@ -128,6 +131,6 @@ def _parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     unit = match[2].removesuffix("ytes").removesuffix("b") + "b" if match and match[2] else ""
     unit = "" if unit == "b" else unit
-    if match is None or unit not in _UNITS:
+    if match is None or unit not in _UNITS or (not unit and "." in match[1]):
         raise InvalidOptionError.bad_value("budget", text, _EXPECTED_BUDGET)
     return int(float(match[1]) * _UNITS[unit])

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from fxremat import _torch
+from fxremat.calibrate import scratch_bytes
 from fxremat.cost import costs
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError
 from fxremat.fusion import FUSIONS
@@ -132,6 +134,7 @@ def partition_joint(
     _torch.force_saves(module)
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
     fusion = "inductor" if options.compiler == "inductor" else "none"
+    graph = replace(graph, scratch_bytes=scratch_bytes(graph, fusion))
     start = time.perf_counter()
     problem = make_problem(graph, options.cost, fusion, static_inputs)
     baseline = baseline_plan(problem)

@@ -8,6 +8,7 @@ decided here. Linear in steps and edges.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import fx
 
@@ -36,7 +37,15 @@ def rewrite(graph: JointGraph, schedule: Sequence[str]) -> JointGraph:
     module = _transcribe(graph, graph.module, binding)
     new = JointGraph.from_fx(module, len(graph.forward_outputs), name=graph.name)
     _check_same_interface(graph, new)
-    return new
+    return replace(new, scratch_bytes=_scratch_bytes(graph, new))
+
+
+def _scratch_bytes(old: JointGraph, new: JointGraph) -> tuple[int, ...]:
+    """A mirror needs the scratch memory of its original."""
+    if not old.scratch_bytes:
+        return ()
+    origins = (node.meta.get(MIRROR, node.name) for node in new.fx_nodes)
+    return tuple(old.scratch_bytes[old.index[origin]] for origin in origins)
 
 
 def _transcribe(graph: JointGraph, module: fx.GraphModule, binding: Binding) -> fx.GraphModule:

@@ -15,9 +15,11 @@ linear in steps and edges.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fxremat.canonical import Phase
 from fxremat.errors import ScheduleError
@@ -57,6 +59,10 @@ class Binding:
     outputs: tuple[int, ...]
     is_mirror: tuple[bool, ...]
 
+    def schedule(self, graph: JointGraph) -> Schedule:
+        """The names again."""
+        return Schedule(graph.nodes[node].name for node in self.nodes)
+
 
 def identity(graph: JointGraph) -> Schedule:
     """The schedule that the graph itself is: every node once, in the graph's order."""
@@ -69,27 +75,36 @@ def bind(graph: JointGraph, schedule: Sequence[str]) -> Binding:
     Raises:
         ScheduleError: A name is unknown, or a node runs before what it reads.
     """
-    latest: list[int | None] = [None] * len(graph.nodes)
-    nodes: list[int] = []
-    reads: list[tuple[int | None, ...]] = []
-    mirrors: list[bool] = []
+    nodes = []
     for step, name in enumerate(schedule):
         position = graph.index.get(name)
         if position is None or position < graph.num_inputs:
             raise ScheduleError(name, step, "the graph has no such node to run")
-        operands = graph.nodes[position].operands
         nodes.append(position)
-        reads.append(tuple(latest[operand] for operand in operands))
+    return _bind_nodes(graph, nodes)
+
+
+def _bind_nodes(graph: JointGraph, nodes: Sequence[int]) -> Binding:
+    latest: list[int | None] = [None] * len(graph.nodes)
+    reads: list[tuple[int | None, ...]] = []
+    mirrors: list[bool] = []
+    for step, position in enumerate(nodes):
+        read = tuple([latest[operand] for operand in graph.nodes[position].operands])
+        if None in read:
+            _check_inputs(graph, step, position, read)
+        reads.append(read)
         mirrors.append(latest[position] is not None)
         latest[position] = step
-        for operand, read in zip(operands, reads[-1], strict=True):
-            if read is None and operand >= graph.num_inputs:
-                raise ScheduleError(
-                    name, step, f"it reads {graph.nodes[operand].name!r}, which has not run yet"
-                )
     boundary = _boundary(graph, nodes, mirrors)
-    outputs = _outputs(graph, nodes, boundary)
-    return Binding(tuple(nodes), tuple(reads), boundary, outputs, tuple(mirrors))
+    return Binding(tuple(nodes), tuple(reads), boundary, _outputs(graph, nodes, boundary), tuple(mirrors))
+
+
+def _check_inputs(graph: JointGraph, step: int, position: int, read: Sequence[int | None]) -> None:
+    node = graph.nodes[position]
+    for operand, source in zip(node.operands, read, strict=True):
+        if source is None and operand >= graph.num_inputs:
+            missing = graph.nodes[operand].name
+            raise ScheduleError(node.name, step, f"it reads {missing!r}, which has not run yet")
 
 
 def _boundary(graph: JointGraph, nodes: Sequence[int], mirrors: Sequence[bool]) -> int:
@@ -129,7 +144,7 @@ def validate(graph: JointGraph, schedule: Sequence[str]) -> Binding:
         if position not in present:
             raise ScheduleError(graph.nodes[position].name, None, "it never runs")
     ordered = [node for node in binding.nodes if graph.nodes[node].ordered]
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if before > after:
             name = graph.nodes[after].name
             raise ScheduleError(
@@ -148,14 +163,24 @@ def _validate_step(graph: JointGraph, binding: Binding, step: int, position: int
         raise ScheduleError(node.name, step, "the forward has not ended")
     if node.leader is None:
         return
-    before = binding.nodes[step - 1] if step else None
-    if before != node.leader and (before is None or graph.nodes[before].leader is None):
-        raise ScheduleError(node.name, step, f"it must follow {graph.nodes[node.leader].name!r}")
+    operator = _operator(graph, position)
+    if step == 0 or _operator(graph, binding.nodes[step - 1]) != operator:
+        raise ScheduleError(node.name, step, f"it must follow {graph.nodes[operator].name!r}")
+
+
+def _operator(graph: JointGraph, position: int) -> int:
+    """The operator whose output a ``getitem`` picks, through nested ones; other nodes are their own."""
+    while (leader := graph.nodes[position].leader) is not None:
+        position = leader
+    return position
 
 
 def prune(graph: JointGraph, schedule: Sequence[str]) -> Schedule:
     """Leave out every occurrence whose value nobody reads: no output, no effect, no reader."""
-    binding = bind(graph, schedule)
+    return _prune(graph, bind(graph, schedule)).schedule(graph)
+
+
+def _prune(graph: JointGraph, binding: Binding) -> Binding:
     live = [False] * len(binding.nodes)
     for step in binding.outputs:
         live[step] = True
@@ -166,7 +191,9 @@ def prune(graph: JointGraph, schedule: Sequence[str]) -> Schedule:
         for read in binding.reads[step]:
             if read is not None:
                 live[read] = True
-    return Schedule(name for name, is_live in zip(schedule, live, strict=True) if is_live)
+    if all(live):
+        return binding
+    return _bind_nodes(graph, list(itertools.compress(binding.nodes, live)))
 
 
 def expand(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Schedule:
@@ -191,16 +218,21 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Schedule:
         >>> expand(g, {"a": 1})
         ('a', 'b', 'db', 'a', 'da')
     """
+    return expand_bound(graph, mirror_counts).schedule(graph)
+
+
+def expand_bound(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Binding:
+    """What ``expand`` makes, resolved already."""
     counts = _effective_counts(graph, mirror_counts)
     if not any(counts):
-        return identity(graph)
+        return _bind_nodes(graph, range(graph.num_inputs, len(graph.nodes)))
     placement = _Placement(graph, counts)
     for node in range(graph.boundary, len(graph.nodes)):
         if graph.nodes[node].phase is Phase.BACKWARD or graph.nodes[node].ordered:
             placement.place(node)
     for output in graph.outputs:
         placement.place(output)
-    return prune(graph, [graph.nodes[node].name for node in placement.order])
+    return _prune(graph, _bind_nodes(graph, placement.order))
 
 
 def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> list[int]:
@@ -231,7 +263,7 @@ class _Placement:
     def place(self, node: int) -> None:
         """Append the last copy of a node behind those of its ancestors that are missing."""
         missing: set[tuple[int, int]] = set()
-        stack = [self._leading((node, self.counts[node]))]
+        stack = [(_operator(self.graph, node), self.counts[node])]
         while stack:
             copy = stack.pop()
             if copy in self.placed or copy in missing:
@@ -258,10 +290,4 @@ class _Placement:
         for operand in self.graph.nodes[position].operands:
             if operand >= self.graph.num_inputs:
                 count = self.counts[operand]
-                yield self._leading((operand, count if is_last else min(level, count)))
-
-    def _leading(self, copy: tuple[int, int]) -> tuple[int, int]:
-        position, level = copy
-        while (leader := self.graph.nodes[position].leader) is not None:
-            position = leader
-        return position, level
+                yield _operator(self.graph, operand), count if is_last else min(level, count)

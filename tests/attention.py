@@ -56,9 +56,7 @@ class Block(nn.Module):
         self.norm_attention = nn.LayerNorm(width)
         self.attention = SelfAttention(width, heads, causal)
         self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """The residual stream behind the block."""

@@ -110,9 +110,7 @@ def homogeneous(layers: int, width: int, batch: int) -> Built:
         for each in (nn.Linear(width, width, bias=False), nn.ReLU(), nn.Dropout(0.3))
     ]
     scale_weights(chain, gain=(2 * 0.7) ** 0.5)
-    return Scored(nn.Sequential(*chain), torch.sum), (
-        torch.randn(batch, width, requires_grad=True),
-    )
+    return Scored(nn.Sequential(*chain), torch.sum), (torch.randn(batch, width, requires_grad=True),)
 
 
 class UnrolledLSTM(nn.Module):
@@ -162,9 +160,7 @@ class BasicBlock(nn.Module):
         self.shortcut = (
             nn.Identity()
             if same
-            else nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
-            )
+            else nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,14 +16,16 @@ import pytest
 # A module imports only from modules listed above it. `planners.*` are the planners without an entry
 # of their own: they do not know each other. `planners` is their registry.
 LAYERS = (
-    "errors",
     "_torch",
+    "errors",
     "ops",
     "canonical",
     "graph",
     "schedule",
     "fusion",
     "memory",
+    "measure",
+    "calibrate",
     "cost",
     "planners.base",
     "planners.cuts",
@@ -32,12 +34,12 @@ LAYERS = (
     "planners",
     "rewrite",
     "partition",
-    "measure",
     "report",
     "capture",
     "pipeline",
     "backend",
     "demo",
+    "example",
     "cli",
 )
 MAX_LINES = 400

@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from fxremat.errors import InvalidOptionError
+from fxremat.errors import FxrematError, InvalidOptionError
 from fxremat.measure import Measurement, measure_peak, time_steps
 
 
@@ -159,6 +160,12 @@ def test_an_error_in_the_step_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         measure_peak(step, device="cpu")
     assert measure_peak(lambda: floats(1), device="cpu").peak_bytes == 4
+
+
+def test_a_running_profiler_is_left_alone() -> None:
+    """torch has one profiler: measuring inside of it is refused, rather than wrong for both."""
+    with profile(activities=[ProfilerActivity.CPU]), pytest.raises(FxrematError, match="profiler"):
+        measure_peak(lambda: floats(1), device="cpu")
 
 
 def test_seconds_are_those_of_the_step() -> None:

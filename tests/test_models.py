@@ -20,9 +20,7 @@ def test_every_parameter_gets_a_finite_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_seed_decides_everything(name: str) -> None:
     """Two modules of one seed have the same loss and gradients, bit for bit, dropout included."""
-    (loss, gradients), (again, gradients_again) = (
-        train_step(*fresh(case(name), seed=3)) for _ in range(2)
-    )
+    (loss, gradients), (again, gradients_again) = (train_step(*fresh(case(name), seed=3)) for _ in range(2))
     assert torch.equal(loss, again)
     assert gradients.keys() == gradients_again.keys()
     assert all(torch.equal(each, gradients_again[key]) for key, each in gradients.items())

@@ -15,7 +15,7 @@ from fxremat.cost import Costs, seconds
 from fxremat.fusion import lower
 from fxremat.graph import JointGraph
 from fxremat.memory import measure
-from fxremat.schedule import Schedule, bind, expand, identity, validate
+from fxremat.schedule import Binding, Schedule, bind, expand_bound, identity, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,20 @@ class Problem:
             return sum(self.costs.of_node(self.graph, node) for node in nodes)
         return sum(fixed[node] for node in nodes)
 
-    def evaluate(self, schedule: Schedule, planner: str) -> Solution:
+    def evaluate(self, schedule: Sequence[str], planner: str) -> Solution:
         """The solution that a schedule is."""
-        binding = bind(self.graph, schedule)
-        lowering = lower(self.graph, binding, self.fusion)
-        taken = seconds(self.graph, binding, lowering, self.costs)
-        peak = measure(self.graph, binding, lowering).peak_bytes
-        return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
+        return self._evaluate(bind(self.graph, schedule), planner)
 
     def mirror(self, counts: Mapping[str, int], planner: str) -> Solution:
         """The solution of mirror counts, by Algorithm 2."""
-        return self.evaluate(expand(self.graph, counts), planner)
+        return self._evaluate(expand_bound(self.graph, counts), planner)
+
+    def _evaluate(self, binding: Binding, planner: str) -> Solution:
+        lowering = lower(self.graph, binding, self.fusion)
+        taken = seconds(self.graph, binding, lowering, self.costs)
+        peak = measure(self.graph, binding, lowering).peak_bytes
+        schedule = binding.schedule(self.graph)
+        return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
 
     def check(self, solution: Solution) -> Solution:
         """The same solution, its schedule found valid; ScheduleError otherwise."""

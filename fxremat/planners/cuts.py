@@ -58,12 +58,16 @@ def forward_lives(graph: JointGraph) -> ForwardLives:
 
 
 def candidates(lives: ForwardLives, widest: int) -> list[int]:
-    """Positions where the width is a local minimum of at most ``widest`` bytes; of equals the first."""
+    """Positions where the width is a local minimum of at most ``widest`` bytes.
+
+    Neighbours that the same storages cross count once: the first of them.
+    """
     found = []
+    changed = set(lives.born.values()) | set(lives.dead.values())
     for at, (position, width) in enumerate(zip(lives.positions, lives.widths, strict=True)):
-        before = lives.widths[at - 1] if at else width + 1
+        before = lives.widths[at - 1] if at else width
         after = lives.widths[at + 1] if at + 1 < len(lives.widths) else width
-        if width < before and width <= after and width <= widest:
+        if width <= widest and before >= width <= after and position in changed:
             found.append(position)
     return found
 

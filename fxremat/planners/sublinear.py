@@ -32,7 +32,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
 
 
 def segmentations(graph: JointGraph, lives: ForwardLives) -> list[tuple[int, ...]]:
-    """The distinct sets of cuts that the search tries, for narrow candidates only and for all."""
+    """The distinct sets of cuts that the search tries, for the narrowest candidates, for more, and for all."""
     found: dict[tuple[int, ...], None] = {(): None}
     for widest in _thresholds(lives):
         places = candidates(lives, widest)
@@ -42,11 +42,11 @@ def segmentations(graph: JointGraph, lives: ForwardLives) -> list[tuple[int, ...
 
 
 def _thresholds(lives: ForwardLives) -> Iterable[int]:
-    """Widths up to which a local minimum is a candidate: the narrowest quarter of them, and all."""
+    """Widths up to which a local minimum is a candidate: the narrowest quarter, half, and all of them."""
     width_at = dict(zip(lives.positions, lives.widths, strict=True))
     minima = sorted(width_at[place] for place in candidates(lives, max(lives.widths, default=0)))
     if minima:
-        yield from dict.fromkeys((minima[len(minima) // 4], minima[-1]))
+        yield from dict.fromkeys((minima[len(minima) // 4], minima[len(minima) // 2], minima[-1]))
 
 
 def budgets(graph: JointGraph, lives: ForwardLives, places: Sequence[int]) -> list[float]:

@@ -1,0 +1,163 @@
+"""Is the budget the peak? Predicted and measured peaks of the model zoo under several budgets.
+
+    python bench/budgets.py --compiler eager --scale full
+    python bench/budgets.py --compiler inductor --models transformer resnet --json results.json
+
+Each row is one model under one budget: the predicted peak, the peak measured at the allocator, whether it is
+within the budget, and whether loss, gradients and buffers equal those of the same compiler without fxremat
+(bit for bit with ``compiler="eager"``; within float32 tolerance under Inductor).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from tqdm import tqdm
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+
+import models
+
+import fxremat
+from fxremat.measure import measure_peak
+
+REQUIRED = ("tanh_mlp", "transformer", "resnet", "unet", "lstm", "gated_mlp", "dropout_mlp")
+BUDGETS: tuple[float | str | None, ...] = (None, 0.7, 0.5, 0.35, 0.25, "min")
+
+
+def state(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """Loss, gradients and buffers after one training step."""
+    torch.manual_seed(1)
+    loss, gradients = models.train_step(module, inputs)
+    buffers = {name.removeprefix("_orig_mod."): each.clone() for name, each in module.named_buffers()}
+    return {"loss": loss, **gradients, **buffers}
+
+
+def reference(name: str, scale: str, compiler: str) -> dict[str, torch.Tensor]:
+    """What a step gives without fxremat: plain PyTorch, or Inductor's default."""
+    module, inputs = models.fresh(models.case(name, scale))
+    torch._dynamo.reset()
+    return state(torch.compile(module) if compiler == "inductor" else module, inputs)
+
+
+def row(
+    name: str, scale: str, compiler: str, budget: float | str | None, expected: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Compile one model under one budget, run it, measure it, compare it."""
+    torch._dynamo.reset()
+    module, inputs = models.fresh(models.case(name, scale))
+    compiled = torch.compile(module, backend="fxremat", options={"budget": budget, "compiler": compiler})
+    start = time.perf_counter()
+    try:
+        found = state(compiled, inputs)
+    except fxremat.InfeasibleBudgetError as error:
+        return {"model": name, "budget": budget, "lowest_peak_bytes": error.lowest_peak_bytes}
+    seconds = time.perf_counter() - start
+    report = fxremat.reports()[-1]
+    models.train_step(compiled, inputs)
+    module.zero_grad(set_to_none=True)
+    measured = measure_peak(lambda: models.train_step(compiled, inputs), device="cpu").peak_bytes
+    return {
+        "model": name,
+        "budget": budget,
+        "budget_bytes": report.budget_bytes,
+        "predicted_bytes": report.peak_bytes,
+        "measured_bytes": measured,
+        "baseline_bytes": report.baseline_peak_bytes,
+        "within": report.budget_bytes is None or measured <= report.budget_bytes,
+        "same": same(expected, found, exact=compiler == "eager"),
+        "predicted_time_ratio": report.solution.seconds / report.baseline_seconds,
+        "compile_seconds": seconds,
+        "planning_seconds": report.planning_seconds,
+        "nodes": report.num_nodes,
+    }
+
+
+def same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], exact: bool) -> bool:
+    """Whether two states are equal, bit for bit or within what float32 allows."""
+    if expected.keys() != found.keys():
+        return False
+    if exact:
+        return all(torch.equal(expected[key], found[key]) for key in expected)
+    return all(_close(expected[key], found[key]) for key in expected)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    scale = a.abs().max().item() if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * max(scale, 1e-6))
+
+
+def format_rows(rows: Iterable[dict[str, Any]]) -> str:
+    """The rows as a table, bytes in MiB."""
+
+    def mib(size: int | None) -> str:
+        return "-" if size is None else f"{size / 2**20:.2f}"
+
+    cells = []
+    for each in rows:
+        if "lowest_peak_bytes" in each:
+            cells.append([each["model"], each["budget"], f"infeasible below {mib(each['lowest_peak_bytes'])}"])
+            continue
+        error = each["measured_bytes"] / each["predicted_bytes"] - 1
+        cells.append(
+            [
+                each["model"],
+                each["budget"],
+                mib(each["budget_bytes"]),
+                mib(each["predicted_bytes"]),
+                mib(each["measured_bytes"]),
+                f"{error:+.2%}",
+                "yes" if each["within"] else "NO",
+                "yes" if each["same"] else "NO",
+                f"{each['predicted_time_ratio']:.3f}",
+                f"{each['planning_seconds']:.2f}",
+                f"{each['compile_seconds']:.1f}",
+            ]
+        )
+    headers = ("model", "budget", "MiB", "predicted", "measured", "error", "within", "same", "time", "plan s", "compile s")
+    return tabulate(cells, headers, disable_numparse=True)
+
+
+def main() -> None:
+    """Run the matrix, print it, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--scale", choices=("small", "full"), default="full")
+    parser.add_argument("--models", nargs="+", default=REQUIRED, choices=models.NAMES)
+    parser.add_argument("--budgets", nargs="+", help="None, min or a fraction each")
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    words = {"None": None, "min": "min"}
+    budgets = [words[b] if b in words else float(b) for b in arguments.budgets or ()] or BUDGETS
+    rows = []
+    progress = tqdm(total=len(arguments.models) * len(budgets), disable=None)
+    for name in arguments.models:
+        expected = reference(name, arguments.scale, arguments.compiler)
+        for budget in budgets:
+            progress.set_description(f"{name} {budget}")
+            rows.append(row(name, arguments.scale, arguments.compiler, budget, expected))
+            progress.update()
+    progress.close()
+    print(format_rows(rows))
+    if arguments.json:
+        header = {
+            "device": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "date": time.strftime("%Y-%m-%d"),
+            "torch": torch.__version__,
+            "command": "python bench/" + " ".join(map(str, [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])),
+        }
+        arguments.json.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""``fxremat`` on the command line: see what it does to a model before training with it.
+
+    fxremat demo            a short training run, with fxremat and without
+    fxremat plan MODEL      what would be kept and recomputed; nothing is compiled or run
+    fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
+
+MODEL names a function that returns a model and what it is called with; see ``example.py``.
+
+Exit status: 0, or 2 with one message on stderr where an option, MODEL or the budget is at fault. Other
+errors keep their traceback. What is printed is a Report's; nothing is decided here. Each command imports
+what it uses, so that a wrong option is told before torch is at work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
+
+if TYPE_CHECKING:
+    from fxremat.example import Example
+    from fxremat.report import Report
+
+_ROWS = 20  # of a report's table, unless told otherwise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the result is the exit status.
+
+    >>> main(["plan", "nowhere.py:build"])  # says on stderr that there is no such file
+    2
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        print(f"fxremat {importlib.metadata.version('fxremat')}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    try:
+        status: int = arguments.command(arguments)
+    except Exception as error:
+        ours = _of_the_family(error)
+        if ours is None or arguments.debug:
+            raise
+        print(f"fxremat: {_message(ours)}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _of_the_family(error: BaseException | None) -> FxrematError | None:
+    """The error itself, or the one that a compiler wrapped in it."""
+    while error is not None and not isinstance(error, FxrematError):
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return error
+
+
+def _message(error: FxrematError) -> str:
+    """The message without the advice that Dynamo appends to every error that passes it."""
+    return str(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0].strip()
+
+
+# --- The grammar --------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "fxremat", description="Train the same model in a fraction of the memory."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="show the traceback of every error")
+    asked = argparse.ArgumentParser(add_help=False, parents=[debug])
+    _add_model_options(asked)
+
+    demo = commands.add_parser("demo", parents=[debug], help="train a small model with fxremat and without")
+    demo.add_argument("--steps", type=int, default=20, help="training steps per setting (default: 20)")
+    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    demo.set_defaults(command=_demo)
+
+    plan = commands.add_parser("plan", parents=[asked], help="print a model's plan, compiling nothing")
+    plan.set_defaults(command=_plan)
+
+    explain = commands.add_parser(
+        "explain", parents=[asked], help="compile a model, take a training step, print what was done"
+    )
+    explain.add_argument("--measure", action="store_true", help="also measure the peak, and that of eager")
+    explain.set_defaults(command=_explain)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="package.module:function or path/to/file.py:function; the function takes no arguments and "
+        "returns (model, args) or (model, args, loss)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=_budget,
+        help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, or min "
+        "(default: the least time at no more memory than without fxremat)",
+    )
+    parser.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")
+    parser.add_argument("--cost", choices=("roofline", "measured"), default="roofline")
+    parser.add_argument("--compiler", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--rows", type=int, default=_ROWS, help=f"rows of the table (default: {_ROWS})")
+    parser.add_argument("--all", action="store_true", help="all rows of the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
+
+
+def _budget(text: str) -> int | float | str:
+    """A budget as options take it: digits are bytes, digits with a point a fraction, the rest is text."""
+    if text.isdecimal():
+        return int(text)
+    return float(text) if text.replace(".", "", 1).isdecimal() else text
+
+
+# --- The commands -------------------------------------------------------------------------------------
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from fxremat import demo
+
+    return demo.main(arguments.steps, arguments.device)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from fxremat.capture import capture
+    from fxremat.example import example_of
+
+    with _stages("importing", "capturing", "planning") as next_stage:
+        next_stage()
+        example, options = example_of(arguments.model), _options(arguments)
+        next_stage()
+        compiler = options["compiler"]
+        graph = capture(example.model, *example.args, loss=example.loss, compiler=compiler)
+        next_stage()
+        report = _planned(graph, **options)
+    _show([report], {}, arguments)
+    return 0
+
+
+def _planned(graph: Any, *, budget: Any, planner: Any, cost: str, compiler: str) -> Report:
+    """The report of a graph that is planned and goes no further."""
+    from fxremat.memory import profile
+    from fxremat.options import resolve_budget
+    from fxremat.pipeline import make_problem, plan
+    from fxremat.planners.auto import baseline_plan
+    from fxremat.report import make_report
+
+    fusion = "inductor" if compiler == "inductor" else "none"
+    start = time.perf_counter()
+    solution = plan(graph, budget, planner, cost, fusion)
+    seconds = time.perf_counter() - start
+    problem = make_problem(graph, cost, fusion)
+    baseline = baseline_plan(problem)
+    return make_report(
+        graph,
+        problem,
+        profile(graph, solution.schedule, fusion),
+        solution,
+        baseline,
+        compiler=compiler,
+        budget=budget,
+        budget_bytes=resolve_budget(budget, baseline.peak_bytes),
+        planning_seconds=seconds,
+    )
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from fxremat.example import example_of
+
+    with _stages("importing", "compiling", *["measuring"] * arguments.measure) as next_stage:
+        next_stage()
+        example, options = example_of(arguments.model), _options(arguments)
+        _check_generates_code(options["compiler"], example.device)
+        next_stage()
+        compiled, reports = _compile(example, options)
+        peaks: dict[str, int] = {}
+        if arguments.measure:
+            next_stage()
+            peaks["eager"] = example.peak_bytes(example.loss_of)
+            peaks["fxremat"] = example.peak_bytes(compiled)
+    _show(reports, peaks, arguments)
+    return 0
+
+
+def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., Any], Sequence[Report]]:
+    """The compiled loss, one training step old, and the reports of the graphs that the step had."""
+    import torch
+
+    from fxremat.backend import fxremat_backend, reports
+
+    seen = len(reports())
+    # What a cache serves is not planned again, and would have no report.
+    options = {**options, "fx_graph_cache": False}
+    compiled = torch.compile(example.loss_of, backend=fxremat_backend, options=options)
+    example.take_step(compiled)
+    if len(reports()) == seen:
+        raise CaptureError("no graph with a backward was compiled, so there is nothing to explain")
+    return compiled, reports()[seen:]
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the backend, checked."""
+    from fxremat.example import load
+    from fxremat.options import Options
+
+    options = {name: getattr(arguments, name) for name in ("budget", "planner", "cost", "compiler")}
+    if ":" in arguments.planner:
+        options["planner"] = load("planner", arguments.planner)
+    Options.parse(options)
+    return options
+
+
+def _check_generates_code(compiler: str, device: str) -> None:
+    from fxremat.demo import missing_compiler
+
+    problem = missing_compiler(device) if compiler == "inductor" else None
+    if problem is not None:
+        raise InvalidOptionError(
+            "compiler", f"Inductor can't generate code: {problem}. Try --compiler eager."
+        )
+
+
+@contextlib.contextmanager
+def _stages(*names: str) -> Iterator[Callable[[], None]]:
+    """Say on a terminal which stage is under way; what is yielded begins the next one."""
+    from tqdm import tqdm
+
+    waiting = iter(names)
+    layout = "{desc}, stage {n} of {total} [{elapsed}]"
+    with tqdm(total=len(names), file=sys.stderr, disable=None, leave=False, bar_format=layout) as bar:
+
+        def begin_next() -> None:
+            bar.set_description_str(next(waiting), refresh=False)
+            bar.update()
+            bar.refresh()
+
+        yield begin_next
+
+
+# --- What is printed ----------------------------------------------------------------------------------
+
+
+def _show(reports: Sequence[Report], peaks: Mapping[str, int], arguments: argparse.Namespace) -> None:
+    """Print the reports and the measured peaks; write them to the file that was asked for."""
+    limit = None if arguments.all else arguments.rows
+    print("\n\n".join(f"{report.summary()}\n\n{report.table(limit)}" for report in reports))
+    if peaks:
+        print(f"\n{_peaks_table(reports, peaks)}")
+    if arguments.json is None:
+        return
+    fields = {
+        "graphs": [json.loads(report.to_json()) for report in reports],
+        "measured_peak_bytes": dict(peaks),
+    }
+    try:
+        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidOptionError(
+            "json", f"{str(arguments.json)!r} can't be written: {error.strerror}."
+        ) from error
+
+
+def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int]) -> str:
+    """Measured beside predicted; a step of several graphs has no predicted peak of its own."""
+    from tabulate import tabulate
+
+    from fxremat.report import mib
+
+    predicted = {"fxremat": mib(reports[0].peak_bytes)} if len(reports) == 1 else {}
+    eager = peaks["eager"]
+    rows = [
+        (setting, predicted.get(setting, "-"), mib(peak), f"{peak / eager:.1%}" if eager else "-")
+        for setting, peak in peaks.items()
+    ]
+    headers = ("step", "predicted peak", "measured peak", "of eager")
+    return tabulate(rows, headers, colalign=("left", "right", "right", "right"), disable_numparse=True)

@@ -1,0 +1,260 @@
+"""cli: what the commands print and write, and how they fail. Without generated code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fxremat
+from fxremat import cli, demo
+from fxremat.errors import InfeasibleBudgetError
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)) + 1
+
+
+def chain():
+    return nn.Sequential(*(Layer() for _ in range(8))), (torch.randn(64, 32),), torch.sum
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Layer(), Layer()
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x).sum()
+
+
+def broken():
+    return Broken(), (torch.randn(64, 32),)
+
+
+def frozen():
+    return nn.Linear(2, 1).requires_grad_(False), (torch.ones(1, 2),), torch.sum
+
+
+def keep_everything(problem):
+    return {}
+"""
+ACTIVATION_BYTES = 64 * 32 * 4
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a file with models; nothing that is compiled or imported outlives the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    torch.compiler.reset()
+    path = tmp_path / "tiny.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def run(*arguments: str) -> int:
+    """The exit status of a command that generates no code."""
+    return cli.main([*arguments, "--compiler", "eager"])
+
+
+def written(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What a command writes as JSON."""
+    path = folder / "out.json"
+    assert run(*arguments, "--json", str(path)) == 0
+    fields: dict[str, Any] = json.loads(path.read_text())
+    return fields
+
+
+def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command the three commands are listed."""
+    assert cli.main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n    {command} " in printed for command in ("demo", "plan", "explain"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version is the package's."""
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fxremat {fxremat.__version__}\n"
+
+
+def test_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and device reach the demo, whose status is the command's."""
+    monkeypatch.setattr(demo, "main", lambda steps, device: 7 if (steps, device) == (3, "cpu") else 0)
+    assert cli.main(["demo", "--steps", "3", "--device", "cpu"]) == 7
+
+
+def test_plan_prints_a_report_and_compiles_nothing(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Budget, peak, time and mirrors are told; no graph was compiled."""
+    before = fxremat.reports()
+    assert run("plan", f"{model}:chain", "--budget", "min") == 0
+    printed = capsys.readouterr().out
+    for label in ("budget", "predicted peak", "predicted time", "recomputed nodes", "planner"):
+        assert f"\n{label} " in printed
+    assert "aten.tanh.default" in printed
+    assert fxremat.reports() == before
+
+
+def test_explain_names_the_users_modules_and_lines(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value is found by the module's path in the model and by its line."""
+    assert run("explain", f"{model}:chain", "--budget", "min", "--all") == 0
+    line = 1 + SOURCE.splitlines().index("        return torch.tanh(self.linear(x)) + 1")
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()]
+    assert ["7.linear", "aten.addmm.default", f"{model}:{line}"] in [row[:3] for row in rows]
+
+
+def test_plan_predicts_what_explain_does(model: str, tmp_path: Path) -> None:
+    """Captured or compiled, the graph and its plan are the same."""
+    planned, done = (
+        written(tmp_path, each, f"{model}:chain", "--budget", "0.6") for each in ("plan", "explain")
+    )
+    (planned_graph,), (done_graph,) = planned["graphs"], done["graphs"]
+    assert planned_graph["solution"]["peak_bytes"] == done_graph["solution"]["peak_bytes"]
+    assert planned_graph["budget_bytes"] == done_graph["budget_bytes"]
+    assert planned["measured_peak_bytes"] == {}
+
+
+def test_the_measured_peak_is_within_the_budget(model: str, tmp_path: Path) -> None:
+    """The measured peak is the predicted one, which fits the budget that eager does not."""
+    fields = written(tmp_path, "explain", f"{model}:chain", "--budget", "0.6", "--measure")
+    (graph,) = fields["graphs"]
+    measured = fields["measured_peak_bytes"]
+    assert measured["fxremat"] == graph["solution"]["peak_bytes"] <= graph["budget_bytes"] < measured["eager"]
+    assert measured["eager"] > 16 * ACTIVATION_BYTES
+
+
+def test_measured_peaks_are_printed_beside_the_predicted(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both in MiB, and as a part of eager's."""
+    assert run("explain", f"{model}:chain", "--budget", "0.6", "--measure") == 0
+    table = capsys.readouterr().out.splitlines()[-4:]
+    assert table[0].split() == ["step", "predicted", "peak", "measured", "peak", "of", "eager"]
+    assert table[2].split()[0::4] == ["eager", "100.0%"]
+    assert table[3].startswith("fxremat")
+
+
+def test_a_model_of_several_graphs_has_a_report_for_each(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A graph break makes two graphs; the step that was measured has no predicted peak."""
+    assert run("explain", f"{model}:broken", "--measure") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("graph ") for line in lines) == 2
+    assert lines[-1].split()[:2] == ["fxremat", "-"]
+
+
+@pytest.mark.parametrize(("option", "is_cut"), [("--rows=1", True), ("--all", False)])
+def test_the_table_is_cut_where_wanted(
+    model: str, capsys: pytest.CaptureFixture[str], option: str, is_cut: bool
+) -> None:
+    """``--rows`` says how many rows there are left, ``--all`` leaves none."""
+    assert run("plan", f"{model}:chain", option) == 0
+    assert ("more rows" in capsys.readouterr().out) is is_cut
+
+
+def test_a_planner_of_the_users(model: str, tmp_path: Path) -> None:
+    """A planner is named like a model."""
+    for command in ("plan", "explain"):
+        fields = written(tmp_path, command, f"{model}:chain", "--planner", f"{model}:keep_everything")
+        assert fields["graphs"][0]["solution"]["planner"] == "keep_everything"
+
+
+# --- Failing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+def test_a_budget_too_small_is_refused_with_one_that_is_not(
+    model: str, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Status 2, one message without a traceback, and the budget that it proposes is accepted."""
+    assert run(command, f"{model}:chain", "--budget", "1KiB") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("fxremat: ") and printed.err.count("\n") == 1
+    assert "no plan fits a budget of 1,024 bytes" in printed.err
+    proposed = printed.err.partition("budget=")[2].partition(" ")[0]
+    torch.compiler.reset()
+    assert run(command, f"{model}:chain", "--budget", proposed) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--planner", "sublinaer"], "Did you mean 'sublinear'?"),
+        (["--planner", "nowhere:plan"], "option 'planner': importing 'nowhere' raised ModuleNotFoundError"),
+        (["--budget", "8GiBi"], "option 'budget': got '8GiBi'"),
+        (["--budget", "inf"], "option 'budget': got 'inf'"),
+        (["--budget", "1.5"], "option 'budget': 1.5 is no fraction"),
+        (["--json", "no-such-folder/out.json"], "option 'json': 'no-such-folder/out.json' can't be written"),
+    ],
+)
+def test_wrong_options_are_told(
+    model: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Status 2 and a message that names the option."""
+    assert run("plan", f"{model}:chain", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_model_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that the file lacks is no traceback."""
+    assert run("plan", f"{model}:chian") == 2
+    assert "Did you mean 'chain'?" in capsys.readouterr().err
+
+
+def test_a_step_without_a_gradient_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing to train: nothing to explain."""
+    assert run("explain", f"{model}:frozen") == 2
+    assert "needs a scalar with a gradient" in capsys.readouterr().err
+
+
+def test_without_a_compiler_the_way_out_is_told(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is compiled, the compiler that was looked for is named."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert cli.main(["explain", f"{model}:chain"]) == 2
+    assert "'no-such-compiler' was not found. Try --compiler eager." in capsys.readouterr().err
+
+
+def test_debug_keeps_the_traceback(model: str) -> None:
+    """With ``--debug`` the error is raised."""
+    with pytest.raises(InfeasibleBudgetError):
+        run("plan", f"{model}:chain", "--budget", "1KiB", "--debug")
+
+
+def test_errors_of_others_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not fxremat's to explain is not caught."""
+
+    def fail(steps: int, device: str) -> int:
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr(demo, "main", fail)
+    with pytest.raises(OSError, match="disk on fire"):
+        cli.main(["demo"])
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [("8589934592", 8 << 30), ("0.4", 0.4), ("1.0", 1.0), ("8GiB", "8GiB"), ("min", "min"), ("-1", "-1")],
+)
+def test_a_budget_is_read_as_in_python(text: str, budget: object) -> None:
+    """Digits are bytes, a point makes a fraction, the rest is for the options to judge."""
+    read = cli._budget(text)
+    assert (type(read), read) == (type(budget), budget)
