@@ -105,7 +105,8 @@ def format_rows(rows: Iterable[dict[str, Any]]) -> str:
     cells = []
     for each in rows:
         if "lowest_peak_bytes" in each:
-            cells.append([each["model"], each["budget"], f"infeasible below {mib(each['lowest_peak_bytes'])}"])
+            lowest = mib(each["lowest_peak_bytes"])
+            cells.append([each["model"], each["budget"], f"infeasible below {lowest}"])
             continue
         error = each["measured_bytes"] / each["predicted_bytes"] - 1
         cells.append(
@@ -123,13 +124,15 @@ def format_rows(rows: Iterable[dict[str, Any]]) -> str:
                 f"{each['compile_seconds']:.1f}",
             ]
         )
-    headers = ("model", "budget", "MiB", "predicted", "measured", "error", "within", "same", "time", "plan s", "compile s")
-    return tabulate(cells, headers, disable_numparse=True)
+    headers = "model, budget, MiB, predicted, measured, error, within, same, time, plan s, compile s"
+    return tabulate(cells, headers.split(", "), disable_numparse=True)
 
 
 def main() -> None:
     """Run the matrix, print it, and write it where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--compiler", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--scale", choices=("small", "full"), default="full")
     parser.add_argument("--models", nargs="+", default=REQUIRED, choices=models.NAMES)

@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -53,10 +53,12 @@ __all__ = [
     "is_forward_seed",
     "is_higher_order",
     "is_opaque",
-    "is_symbolic",
+    "is_operator",
     "is_profiling",
+    "is_symbolic",
     "is_tangent",
     "leaves",
+    "min_cut_partition",
     "min_cut_saved",
     "must_be_in_backward",
     "must_be_in_forward",
@@ -112,6 +114,11 @@ def is_opaque(node: fx.Node) -> bool:
 def is_higher_order(target: object) -> bool:
     """Whether a node's target is a higher-order operator."""
     return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_operator(target: object) -> TypeGuard[torch._ops.OpOverload]:
+    """Whether a node's target is an operator of the dispatcher's, with a schema and tags."""
+    return isinstance(target, torch._ops.OpOverload)
 
 
 def is_effectful(target: object) -> bool:
@@ -247,6 +254,13 @@ def default_partition(
     return _call(partitioners.default_partition, module, inputs, **kwargs)  # type: ignore[no-any-return]
 
 
+def min_cut_partition(
+    module: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's partitioner, for graphs that ours does not take."""
+    return partitioners.min_cut_rematerialization_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
+
+
 def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> None:
     """Make each key run after its value, as a dependency that Inductor's scheduler honours."""
     from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
@@ -304,9 +318,9 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
-def source_hash(folder: str) -> bytes:
+def source_hash(folder: pathlib.Path) -> bytes:
     """A hash of torch's version and of all sources of a package."""
-    files = sorted(str(path) for path in pathlib.Path(folder).rglob("*.py"))
+    files = sorted(str(path) for path in folder.rglob("*.py"))
     return bytes(get_hash_for_files(tuple(files), torch.__version__))
 
 

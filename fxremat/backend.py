@@ -8,14 +8,13 @@ caches and CUDA graphs are Inductor's own. With ``compiler="eager"`` the two fx 
 
 from __future__ import annotations
 
+import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 
-import fxremat
 from fxremat import _torch
 from fxremat.errors import FxrematError
 from fxremat.options import Options
@@ -66,49 +65,54 @@ class Partitioner(_torch.CustomPartitionerFn):
 
     def __call__(
         self,
-        module: fx.GraphModule,
+        gm: fx.GraphModule,
         joint_inputs: Sequence[object],
         *,
-        num_fwd_outputs: int,
+        num_fwd_outputs: int = 0,
         static_lifetime_input_indices: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph into its forward and its backward under the budget."""
-        if not has_backward(module, num_fwd_outputs):
-            return _torch.default_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+        if not has_backward(gm, num_fwd_outputs):
+            return _torch.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
         name = f"graph {_torch.compile_id() or len(_reports)}"
         try:
             forward, backward, report = partition_joint(
-                module, num_fwd_outputs, self.options, name, static_lifetime_input_indices or ()
+                gm, num_fwd_outputs, self.options, name, static_lifetime_input_indices or ()
             )
         except FxrematError as error:
             if self.options.on_error == "raise":
                 raise
             warnings.warn(f"fxremat leaves {name} to PyTorch's partitioner: {error}", stacklevel=2)
-            return min_cut_rematerialization_partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+            return _torch.min_cut_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         _reports.append(report)
         return forward, backward
 
     def uuid(self) -> object:
         """What caches of compiled graphs depend on besides the graph: our source, torch, the options."""
-        return _torch.source_hash(fxremat.__path__[0]), repr(self.options)
+        return _torch.source_hash(pathlib.Path(__file__).parent), repr(self.options)
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:
     """Whether the joint graph computes any gradient."""
     (outputs,) = next(iter(module.graph.find_nodes(op="output"))).args
-    return any(isinstance(leaf, fx.Node) for leaf in outputs[num_fwd_outputs:])  # type: ignore[index, union-attr]
+    return any(isinstance(leaf, fx.Node) for leaf in outputs[num_fwd_outputs:])
 
 
 def partitioner(**options: Any) -> Partitioner:
-    """A partitioner for other compilers: AOTAutograd's ``partition_fn``, Inductor's ``custom_partitioner_fn``.
+    """A partitioner for AOTAutograd's ``partition_fn`` or Inductor's ``custom_partitioner_fn``.
 
     Args:
         **options: As for the backend.
 
     Example:
-        >>> from functorch.compile import aot_function
-        >>> f = aot_function(f, fw_compiler, bw_compiler, partition_fn=partitioner(budget="min"))  # doctest: +SKIP
+        >>> import torch; from functorch.compile import aot_function
+        >>> partition = partitioner(budget="min", compiler="eager")
+        >>> square = aot_function(torch.square, lambda graph, inputs: graph, partition_fn=partition)
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> square(x).sum().backward()
+        >>> x.grad
+        tensor([2., 2.])
     """
     return Partitioner(Options.parse(options))
 

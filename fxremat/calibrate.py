@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -74,9 +74,9 @@ def _runnable(graph: JointGraph) -> Iterable[fx.Node]:
     for index, node in enumerate(graph.fx_nodes):
         if index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW or _torch.is_symbolic(node):
             continue
-        if ops.is_random(node) or ops.keep_reason(node) is None:
-            if all(map(_is_present, _devices(node))):
-                yield node
+        is_harmless = ops.is_random(node) or ops.keep_reason(node) is None
+        if is_harmless and all(map(_is_present, _devices(node))):
+            yield node
 
 
 def _devices(node: fx.Node) -> Iterable[str]:
@@ -116,6 +116,6 @@ def _measure_seconds(node: fx.Node) -> float:
 
 def _call(node: fx.Node) -> Callable[[], object]:
     """The node on example operands, as a callable."""
-    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), ops.example)  # type: ignore[misc]
-    target: Callable[..., object] = node.target  # type: ignore[assignment]
+    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), ops.example)
+    target: Any = node.target
     return lambda: target(*args, **kwargs)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def canonical_copy(
 
 
 def _output(graph: fx.Graph) -> fx.Node:
-    return next(iter(graph.find_nodes(op="output")))
+    (output,) = graph.find_nodes(op="output")
+    assert isinstance(output, fx.Node)
+    return output
 
 
 def _canonical_order(phases: Mapping[fx.Node, Phase]) -> list[fx.Node]:
@@ -105,8 +108,8 @@ def _classify(graph: fx.Graph, num_forward_outputs: int) -> dict[fx.Node, Phase]
             continue
         if node in forward and node in backward:
             raise CaptureError(
-                f"node {node.name!r} ({source_line(node)}) is needed by the forward but depends on a tangent; "
-                f"use on_error='fallback' to let PyTorch's partitioner handle this graph"
+                f"node {node.name!r} ({source_line(node)}) is needed by the forward but depends on a "
+                f"tangent; use on_error='fallback' to let PyTorch's partitioner handle this graph"
             )
         phases[node] = _phase(node, node in forward, node in backward)
     return phases
@@ -148,7 +151,4 @@ def module_path(node: fx.Node) -> str:
     paths = [entry[0] for entry in stack.values()]
     if not paths:
         return ""
-    path = str(paths[-1])
-    for holder in ("L['self']", "L['fn']"):  # what Dynamo calls the model that it compiles
-        path = path.removeprefix(holder).removeprefix(".")
-    return path.removeprefix("model.")
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", str(paths[-1]))  # Dynamo writes the model as L['self']

@@ -1,7 +1,7 @@
 """``fxremat`` on the command line: see what it does to a model before training with it.
 
     fxremat demo            a short training run, with fxremat and without
-    fxremat plan MODEL      what would be kept and recomputed; nothing is compiled or run
+    fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
 
 MODEL names a function that returns a model and what it is called with; see ``example.py``.
@@ -20,6 +20,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 
 if TYPE_CHECKING:
     from fxremat.example import Example
+    from fxremat.graph import JointGraph
     from fxremat.report import Report
 
 _ROWS = 20  # of a report's table, unless told otherwise
@@ -153,8 +155,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(graph: Any, *, budget: Any, planner: Any, cost: str, compiler: str) -> Report:
+def _planned(graph: JointGraph, *, budget: Any, planner: Any, cost: str, compiler: str) -> Report:
     """The report of a graph that is planned and goes no further."""
+    from fxremat.calibrate import scratch_bytes
     from fxremat.memory import profile
     from fxremat.options import resolve_budget
     from fxremat.pipeline import make_problem, plan
@@ -162,6 +165,7 @@ def _planned(graph: Any, *, budget: Any, planner: Any, cost: str, compiler: str)
     from fxremat.report import make_report
 
     fusion = "inductor" if compiler == "inductor" else "none"
+    graph = replace(graph, scratch_bytes=scratch_bytes(graph, fusion))
     start = time.perf_counter()
     solution = plan(graph, budget, planner, cost, fusion)
     seconds = time.perf_counter() - start

@@ -22,34 +22,7 @@ from torch import fx
 from fxremat import _torch, ops
 from fxremat.canonical import Phase, canonical_copy, module_path, source_line
 from fxremat.errors import GraphError
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of a JointGraph. Nodes and storages are referred to by index.
-
-    Attributes:
-        name: The fx node's name, as schedules spell it.
-        operands: The nodes it reads, each once, in order of their first use.
-        creates: The storages that running it allocates.
-        recreates: The storages that running it a second time allocates.
-        views: The storages that its value keeps alive.
-        shares: The operand whose storages it views, if it creates none.
-        leader: The operator directly behind which it stands, for a ``getitem``.
-        keep: Why it may not run a second time; None if it may.
-        ordered: Whether it must keep its place among the ordered nodes (effects, random numbers).
-    """
-
-    name: str
-    phase: Phase
-    operands: tuple[int, ...] = ()
-    creates: tuple[int, ...] = ()
-    recreates: tuple[int, ...] = ()
-    views: tuple[int, ...] = ()
-    shares: int | None = None
-    leader: int | None = None
-    keep: str | None = None
-    ordered: bool = False
+from fxremat.nodes import Node, analyse
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +77,24 @@ class JointGraph:
             CaptureError: The graph is not one that can be split into a forward and a backward.
         """
         copy, phases = canonical_copy(module, num_forward_outputs)
-        return _analyse(copy, phases, num_forward_outputs, name, frozenset(keep))
+        *fx_nodes, output = copy.graph.nodes
+        nodes, sizes = analyse(fx_nodes, output, phases, frozenset(keep))
+        index = {node: position for position, node in enumerate(fx_nodes)}
+        leaves = _torch.leaves(output.args[0])
+        outputs = [index[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
+        graph = cls(
+            nodes,
+            sum(phase is Phase.INPUT for phase in phases),
+            sizes,
+            sum(ops.value_bytes(node) for node in fx_nodes if _torch.is_tangent(node)),
+            _boundary(nodes),
+            tuple(outputs[:num_forward_outputs]),
+            tuple(outputs[num_forward_outputs:]),
+            module=copy,
+            name=name,
+        )
+        graph.check()
+        return graph
 
     @classmethod
     def from_mappings(
@@ -147,7 +137,7 @@ class JointGraph:
                 raise GraphError(node, "it is read or returned but is no node of the graph")
         behind = frozenset(backward)
         needed = set(forward_outputs)
-        for node in reversed(operands):
+        for node in reversed(list(operands)):
             needed.update(operands[node] if node in needed else ())
         sizes: list[int] = []
         nodes: list[Node] = []
@@ -283,55 +273,6 @@ class JointGraph:
                 raise GraphError(node.name, problem, self.source(node.name))
 
 
-# --- From an fx graph ---------------------------------------------------------------------------------
-
-
-def _analyse(
-    module: fx.GraphModule,
-    phases: Sequence[Phase],
-    num_forward_outputs: int,
-    name: str,
-    forbidden: frozenset[str],
-) -> JointGraph:
-    *fx_nodes, output = module.graph.nodes
-    index = {node: position for position, node in enumerate(fx_nodes)}
-    mutated = _readers_of_mutated(fx_nodes, output)
-    storages = _Storages()
-    nodes: list[Node] = []
-    for node, phase in zip(fx_nodes, phases, strict=True):
-        creates, views, shares = storages.add(node)
-        keep = "it is forbidden" if node.name in forbidden else _keep_reason(node, node in mutated)
-        nodes.append(
-            Node(
-                node.name,
-                phase,
-                tuple(index[operand] for operand in node.all_input_nodes),
-                creates=creates,
-                recreates=creates[: ops.REPLAYED_OUTPUTS] if ops.replay(node) else creates,
-                views=views,
-                shares=None if shares is None else index[shares],
-                leader=index[shares] if shares is not None and ops.is_getitem(node) else None,
-                keep=keep if phase is not Phase.INPUT else None,
-                ordered=ops.has_effect(node) or ops.is_random(node),
-            )
-        )
-    leaves = _torch.leaves(output.args[0])
-    outputs = [index[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
-    graph = JointGraph(
-        tuple(nodes),
-        sum(phase is Phase.INPUT for phase in phases),
-        tuple(storages.sizes),
-        sum(ops.value_bytes(node) for node in fx_nodes if _torch.is_tangent(node)),
-        _boundary(nodes),
-        tuple(outputs[:num_forward_outputs]),
-        tuple(outputs[num_forward_outputs:]),
-        module=module,
-        name=name,
-    )
-    graph.check()
-    return graph
-
-
 def _boundary(nodes: Sequence[Node]) -> int:
     """Behind the last FORWARD node and the ``getitem`` that follow it."""
     last = max((i for i, n in enumerate(nodes) if n.phase in (Phase.INPUT, Phase.FORWARD)), default=-1)
@@ -339,78 +280,3 @@ def _boundary(nodes: Sequence[Node]) -> int:
     while position < len(nodes) and nodes[position].leader is not None:
         position += 1
     return position
-
-
-def _keep_reason(node: fx.Node, reads_mutated: bool) -> str | None:
-    if node.meta.get("recompute") is _torch.CheckpointPolicy.MUST_SAVE:
-        return "its checkpoint policy is MUST_SAVE"
-    if reads_mutated and ops.replay(node) is None:
-        return "it reads an input that the program writes to"
-    if ops.is_getitem(node) and ops.replay(node.all_input_nodes[0]) and node.args[1] >= ops.REPLAYED_OUTPUTS:  # type: ignore[operator]
-        return "it is an update of running statistics"
-    if any(None in map(_torch.hint, tensor.shape) for tensor in ops.tensors(node.meta.get("val"))):
-        return "its size is not known"
-    return ops.keep_reason(node)
-
-
-def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[fx.Node]:
-    """Nodes that read, directly or through a view, an input that the program writes to.
-
-    Run again they would read the new value. The writes are ``copy_`` nodes, and what the runtime copies
-    back when the forward has ended, which the outputs' descriptions tell.
-    """
-    described = _torch.leaves(output.meta.get("desc"))
-    written = [_torch.mutated_input_of(description) for description in described]
-    tainted = {
-        n for n in nodes if n.op == "placeholder" and n.meta.get("desc") in written and "desc" in n.meta
-    }
-    tainted |= {n.all_input_nodes[0] for n in nodes if n.target is ops.aten.copy_.default}
-    readers: set[fx.Node] = set()
-    for node in nodes:
-        if tainted.isdisjoint(node.all_input_nodes):
-            continue
-        readers.add(node)
-        if ops.viewed_operand(node) in tainted:
-            tainted.add(node)
-    return frozenset(readers)
-
-
-class _Storages:
-    """Gives each node its storages; ``slots`` holds those of each output of an operator with several."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.views: dict[fx.Node, tuple[int, ...]] = {}
-        self.slots: dict[fx.Node, list[tuple[int, ...]]] = {}
-
-    def add(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], fx.Node | None]:
-        """Returns what the node creates, what its value views, and the operand it shares with."""
-        shares = node.all_input_nodes[0] if ops.is_getitem(node) else ops.viewed_operand(node)
-        if node.op in ("placeholder", "get_attr"):
-            created: tuple[int, ...] = ()
-            self.views[node] = ()
-        elif shares is None:
-            created = self._create(node)
-        else:
-            created = ()
-            self.views[node] = self._picked(node, shares) if ops.is_getitem(node) else self.views[shares]
-        return created, self.views[node], shares
-
-    def _create(self, node: fx.Node) -> tuple[int, ...]:
-        value = node.meta.get("val")
-        outputs = value if isinstance(value, (list, tuple)) else [value]
-        self.slots[node] = [self._allocate(output) for output in outputs]
-        created = tuple(storage for slot in self.slots[node] for storage in slot)
-        self.views[node] = created
-        return created
-
-    def _allocate(self, output: object) -> tuple[int, ...]:
-        sizes = [ops.storage_bytes(tensor) for tensor in ops.tensors(output)]
-        self.sizes.extend(sizes)
-        return tuple(range(len(self.sizes) - len(sizes), len(self.sizes)))
-
-    def _picked(self, node: fx.Node, source: fx.Node) -> tuple[int, ...]:
-        slots, position = self.slots.get(source), node.args[1]
-        if slots is None or not isinstance(position, int) or position >= len(slots):
-            return self.views[source]
-        return slots[position]

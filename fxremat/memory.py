@@ -13,8 +13,9 @@ Definitions, for a step t of a schedule:
 7. *Live bytes* at t are those of all instances born at or before t and dead at or after t, and of 5 and 6;
    the *peak* is their maximum.
 
-This is what boxed fx graphs do to the allocator, byte for byte, apart from its rounding. With a mask of materialised steps (``fusion.py``), values that a compiler keeps
-in registers hold no bytes, and their operands live until the fused kernel has run. Linear in steps.
+This is what boxed fx graphs do to the allocator, byte for byte, apart from its rounding. Under fusion
+(``fusion.py``) values that stay in registers hold no bytes, and their operands live until the fused kernel
+has run. Linear in steps.
 """
 
 from __future__ import annotations

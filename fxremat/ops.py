@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,12 +99,10 @@ _TRANSCENDENTAL = frozenset(
     {aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh, aten.erf}
 )
 
-# Attention on the CPU is missing from torch's table of formulas; its shapes are those of the others.
-_MISSING_FLOPS = {
-    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v: flop_counter.sdpa_flop_count(q, k, v),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v: (
-        flop_counter.sdpa_backward_flop_count(grad, q, k, v)
-    ),
+# Attention on the CPU is missing from torch's table of formulas: how many operands its formula takes.
+_ATTENTION_FLOPS: dict[Any, tuple[Callable[..., int], int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: (flop_counter.sdpa_flop_count, 3),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (flop_counter.sdpa_backward_flop_count, 4),
 }
 
 
@@ -150,7 +148,7 @@ def _elements(node: fx.Node) -> int:
     return math.prod(_torch.hint(size) or 1 for size in tensor.shape)
 
 
-def packet(node: fx.Node) -> object:
+def packet(node: fx.Node) -> Any:
     """The operator without its overload; the target itself where it has none."""
     return getattr(node.target, "overloadpacket", node.target)
 
@@ -216,7 +214,7 @@ def is_random(node: fx.Node) -> bool:
     """Whether the node draws random numbers; attention and dropout with probability 0 do not."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    return argument(node, "dropout_p") != 0.0
+    return bool(argument(node, "dropout_p") != 0.0)
 
 
 def is_collective(node: fx.Node) -> bool:
@@ -243,10 +241,9 @@ def keep_reason(node: fx.Node) -> str | None:
         return "it draws random numbers"
     if _torch.is_higher_order(node.target):
         return "it is a higher-order operator"
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    if not _torch.is_operator(node.target):
         return "it is a call of which nothing is known"
-    if schema.is_mutable:
+    if node.target._schema.is_mutable:
         return "it writes to an operand"
     if node.target.namespace not in _PURE_NAMESPACES:
         return "it is a custom operator, not known to be pure"
@@ -314,7 +311,8 @@ def moved_bytes(node: fx.Node) -> int:
 
 def flops(node: fx.Node) -> int:
     """Floating-point operations of dense kernels, by torch's own formulas; 0 for all others."""
-    formula = flop_counter.flop_registry.get(packet(node))
+    formulas: dict[Any, Callable[..., Any]] = flop_counter.flop_registry
+    formula = formulas.get(packet(node))
     if formula is None:
         return _flops_of_attention(node)
     if _torch.is_higher_order(node.target):
@@ -325,12 +323,11 @@ def flops(node: fx.Node) -> int:
 
 
 def _flops_of_attention(node: fx.Node) -> int:
-    formula = _MISSING_FLOPS.get(packet(node))
-    if formula is None:
+    if packet(node) not in _ATTENTION_FLOPS:
         return 0
+    formula, count = _ATTENTION_FLOPS[packet(node)]
     operands = [_hinted(operand.meta.get("val")) for operand in node.args if isinstance(operand, fx.Node)]
     shapes = [tuple(operand.shape) for operand in operands if isinstance(operand, torch.Tensor)]
-    count = formula.__code__.co_argcount
     return int(formula(*shapes[:count]))
 
 

@@ -33,7 +33,24 @@ def partition(graph: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         raise GraphError(graph.name, "a graph made of mappings cannot be partitioned")
     saved = [graph.fx_nodes[index] for index in saved_values(graph)]
     forward, backward = _torch.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
+    names = [node.name for node in graph.nodes]
+    _erase_random(forward, frozenset(names[graph.boundary :]))
+    _erase_random(backward, frozenset(names[: graph.boundary]))
     return _torch.finish_partition(forward, backward)
+
+
+def _erase_random(module: fx.GraphModule, others: frozenset[str]) -> None:
+    """Erase the other side's random operators, with what only they read.
+
+    PyTorch's extraction copies every node whose operands are there, and outside of torch.compile the random
+    ones survive although dead. They would draw again, and change every later random number of the program.
+    """
+
+    def has_effect(node: fx.Node) -> bool:
+        return node.is_impure(impure_random=node.name not in others)
+
+    module.graph.eliminate_dead_code(has_effect)
+    module.recompile()
 
 
 def saved_values(graph: JointGraph) -> list[int]:

@@ -89,18 +89,14 @@ class Report:
 
     def summary(self) -> str:
         """A few lines: budget, peak, time."""
-        extra = self.solution.seconds / self.baseline_seconds - 1 if self.baseline_seconds else 0.0
+        ratio = self.solution.seconds / self.baseline_seconds if self.baseline_seconds else 1.0
+        of_baseline = _ratio(self.peak_bytes, self.baseline_peak_bytes)
+        milliseconds = f"{self.solution.seconds * 1e3:.2f} ms"
         rows = [
             ("budget", _budget(self)),
-            (
-                "predicted peak",
-                f"{mib(self.peak_bytes)} ({_ratio(self.peak_bytes, self.baseline_peak_bytes)} of the peak without fxremat)",
-            ),
+            ("predicted peak", f"{mib(self.peak_bytes)}, {of_baseline} of the peak without fxremat"),
             ("saved for the backward", mib(self.saved_bytes)),
-            (
-                "predicted time",
-                f"{self.solution.seconds * 1e3:.2f} ms ({extra:+.1%} against {self.baseline_seconds * 1e3:.2f} ms without)",
-            ),
+            ("predicted time", f"{milliseconds}, {ratio - 1:+.1%} against the time without fxremat"),
             ("recomputed nodes", f"{sum(self.solution.mirror_counts.values())} of {self.num_nodes}"),
             ("planner", f"{self.solution.planner}, {self.planning_seconds:.2f} s"),
         ]
@@ -198,7 +194,7 @@ def bind_order(graph: JointGraph, solution: Solution, names: set[str]) -> list[s
 def _by_place(values: Iterable[Value]) -> list[tuple[tuple[str, str, str, int], int, int, float, str]]:
     groups: dict[tuple[str, str, str], list[Value]] = {}
     for value in values:
-        groups.setdefault((value.module, value.operator, value.source), []).append(value)
+        groups.setdefault((_repeated(value.module), value.operator, _short(value.source)), []).append(value)
     rows = [
         (
             (*place, len(group)),
@@ -211,6 +207,20 @@ def _by_place(values: Iterable[Value]) -> list[tuple[tuple[str, str, str, int], 
     ]
     rows = [row for row in rows if row[1] or row[2] or row[3]]
     return sorted(rows, key=lambda row: (-row[1] - row[2], row[0]))
+
+
+def _repeated(module: str) -> str:
+    """The path with the numbers of repeated modules left open.
+
+    >>> _repeated("blocks.11.mlp.0")
+    'blocks.*.mlp.*'
+    """
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
+def _short(source: str) -> str:
+    """``file:line`` without the directories above the file's own."""
+    return "/".join(source.split("/")[-2:])
 
 
 def mib(size: int) -> str:

@@ -72,10 +72,13 @@ def _transcribe(graph: JointGraph, module: fx.GraphModule, binding: Binding) -> 
 
 
 def _mirror(graph: fx.Graph, node: fx.Node, latest: dict[fx.Node, fx.Node], name: str) -> fx.Node:
-    target, args, kwargs = ops.replay(node) or (node.target, node.args, node.kwargs)
+    replay = ops.replay(node)
+    target, args, kwargs = replay or (node.target, node.args, node.kwargs)
     args, kwargs = fx.node.map_arg((args, kwargs), latest.__getitem__)
     copy = graph.create_node(node.op, target, args, kwargs, name=name, type_expr=node.type)
     copy.meta = dict(node.meta)
+    if replay is not None:
+        copy.meta["val"] = node.meta["val"][: ops.REPLAYED_OUTPUTS]
     copy.meta.pop("recompute", None)
     copy.meta[MIRROR] = node.name
     return copy
@@ -99,7 +102,7 @@ def _copy_output(
     old = next(iter(module.graph.find_nodes(op="output")))
     count = len(graph.forward_outputs)
     (leaves,) = old.args
-    flat = list(leaves)  # type: ignore[arg-type]
+    flat = list(leaves)
     forward = fx.node.map_arg(flat[:count], forward_values.__getitem__)
     backward = fx.node.map_arg(flat[count:], values.__getitem__)
     output = new.output((*forward, *backward))

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fxremat
 from fxremat import _torch, ops
 from fxremat.canonical import Phase
-from fxremat.graph import JointGraph, Node
+from fxremat.graph import JointGraph
+from fxremat.nodes import Node
 from fxremat.pipeline import make_problem
 from fxremat.planners import Problem
 from fxremat.schedule import Schedule, expand

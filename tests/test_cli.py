@@ -32,6 +32,11 @@ def chain():
     return nn.Sequential(*(Layer() for _ in range(8))), (torch.randn(64, 32),), torch.sum
 
 
+def images():
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(3)]
+    return nn.Sequential(*layers), (torch.randn(2, 4, 16, 16),), torch.sum
+
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()
@@ -118,10 +123,12 @@ def test_explain_names_the_users_modules_and_lines(model: str, capsys: pytest.Ca
     assert ["7.linear", "aten.addmm.default", f"{model}:{line}"] in [row[:3] for row in rows]
 
 
-def test_plan_predicts_what_explain_does(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", ["chain", "images"])
+def test_plan_predicts_what_explain_does(model: str, tmp_path: Path, function: str) -> None:
     """Captured or compiled, the graph and its plan are the same."""
     planned, done = (
-        written(tmp_path, each, f"{model}:chain", "--budget", "0.6") for each in ("plan", "explain")
+        written(tmp_path, command, f"{model}:{function}", "--budget", "min")
+        for command in ("plan", "explain")
     )
     (planned_graph,), (done_graph,) = planned["graphs"], done["graphs"]
     assert planned_graph["solution"]["peak_bytes"] == done_graph["solution"]["peak_bytes"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from graphs import (
-    DETERMINISTIC,
     Network,
     chain,
     example_inputs,
@@ -27,6 +26,7 @@ from hypothesis import strategies as st
 
 import fxremat
 from fxremat import _torch
+from fxremat.calibrate import scratch_bytes
 from fxremat.canonical import Phase
 from fxremat.errors import ScheduleError
 from fxremat.graph import JointGraph
@@ -155,6 +155,15 @@ def test_tangents_count_from_the_boundary_to_the_end() -> None:
     """The caller makes them, but not before the backward begins."""
     graph = with_phases(chain(3), ["t"], tangent_bytes=100)
     assert live(graph, "f1 f2 f3 g3 g2 g1") == [1, 2, 3, 104, 104, 103]
+
+
+def test_scratch_is_live_at_its_own_step() -> None:
+    """What an operator allocates and frees while it runs counts there, in a mirror too."""
+    graph = chain(2)
+    scratch = tuple(100 if node.name == "f1" else 0 for node in graph.nodes)
+    graph = replace(graph, scratch_bytes=scratch)
+    assert live(graph, "f1 f2 g2 g1") == [101, 2, 3, 3]
+    assert live(graph, "f1 f2 f1 g2 g1") == [101, 2, 102, 3, 3]
 
 
 def test_the_profile_of_nothing() -> None:
@@ -310,8 +319,7 @@ def test_outputs_alone_are_live_at_the_end(graph: JointGraph, random: object) ->
 
 # --- Against the allocator ------------------------------------------------------------------------------
 
-# The others take scratch memory inside of an operator, which no schedule shows.
-WITHOUT_SCRATCH = tuple(name for name in DETERMINISTIC if name not in ("sort", "scan", "batch_norm"))
+SCALAR_BYTES = 12  # a number that a pointwise operator reads becomes a tensor, in two dtypes at worst
 
 
 def measured_peak(graph: JointGraph) -> int:
@@ -337,11 +345,12 @@ def measured_peak(graph: JointGraph) -> int:
         return measure_peak(step, device="cpu").peak_bytes
 
 
-@settings(max_examples=30, deadline=None)
-@given(networks(names=WITHOUT_SCRATCH), st.integers(0, 3))
+@settings(max_examples=12, deadline=None)
+@given(networks(), st.integers(0, 3))
 def test_the_peak_is_the_allocators(network: Network, seed: int) -> None:
-    """The forward and the backward of a random model allocate what was predicted, to the byte."""
+    """The forward and the backward of a random model allocate what was predicted."""
     graph = traced(network)
+    graph = replace(graph, scratch_bytes=scratch_bytes(graph, "none"))
     schedule = random_schedule(graph, seed)
-    rewritten = fxremat.rewrite(graph, schedule)
-    assert measured_peak(rewritten) == profile(graph, schedule).peak_bytes
+    measured = measured_peak(fxremat.rewrite(graph, schedule))
+    assert 0 <= measured - profile(graph, schedule).peak_bytes <= SCALAR_BYTES

@@ -12,7 +12,8 @@ higher peak. Work is bounded in steps, not in seconds, so the same graph gives t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping
 
 from fxremat.planners import drop_cheap, keep_all, min_cut, sublinear
 from fxremat.planners.base import Problem, Solution
@@ -84,7 +85,7 @@ def _largest_gap(solved: Mapping[int, Solution]) -> int | None:
     kept = sorted(solved)
     gaps = [
         (abs(solved[low].peak_bytes - solved[high].peak_bytes), high - low, (low + high) // 2)
-        for low, high in zip(kept, kept[1:], strict=False)
+        for low, high in itertools.pairwise(kept)
         if high - low > 1
     ]
     return max(gaps)[2] if gaps else None

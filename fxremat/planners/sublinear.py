@@ -32,7 +32,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
 
 
 def segmentations(graph: JointGraph, lives: ForwardLives) -> list[tuple[int, ...]]:
-    """The distinct sets of cuts that the search tries, for the narrowest candidates, for more, and for all."""
+    """The distinct sets of cuts that the search tries, for few narrow candidates and for many."""
     found: dict[tuple[int, ...], None] = {(): None}
     for widest in _thresholds(lives):
         places = candidates(lives, widest)

@@ -1,0 +1,161 @@
+"""Nodes: what planning needs to know of each node of an fx graph, and how it is found out.
+
+A *storage* is a piece of memory that one node allocates. Views share it; each output of an operator with
+several is one of its own. The nodes whose values share a storage are its alias set. Nodes and storages are
+referred to by index. Linear in nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxremat import _torch, ops
+from fxremat.canonical import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a JointGraph. Nodes and storages are referred to by index.
+
+    Attributes:
+        name: The fx node's name, as schedules spell it.
+        operands: The nodes it reads, each once, in order of their first use.
+        creates: The storages that running it allocates.
+        recreates: The storages that running it a second time allocates.
+        views: The storages that its value keeps alive.
+        shares: The operand whose storages it views, if it creates none.
+        leader: The operator directly behind which it stands, for a ``getitem``.
+        keep: Why it may not run a second time; None if it may.
+        ordered: Whether it must keep its place among the ordered nodes (effects, random numbers).
+    """
+
+    name: str
+    phase: Phase
+    operands: tuple[int, ...] = ()
+    creates: tuple[int, ...] = ()
+    recreates: tuple[int, ...] = ()
+    views: tuple[int, ...] = ()
+    shares: int | None = None
+    leader: int | None = None
+    keep: str | None = None
+    ordered: bool = False
+
+
+def analyse(
+    fx_nodes: Sequence[fx.Node], output: fx.Node, phases: Sequence[Phase], forbidden: frozenset[str]
+) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """The nodes of a graph in canonical order, and the bytes of each storage.
+
+    Args:
+        fx_nodes: All nodes but the output.
+        output: The output node.
+        phases: The phase of each node.
+        forbidden: Names of nodes that may not run a second time, besides those known not to.
+    """
+    index = {node: position for position, node in enumerate(fx_nodes)}
+    mutated = _readers_of_mutated(fx_nodes, output)
+    storages = _Storages()
+    nodes: list[Node] = []
+    for node, phase in zip(fx_nodes, phases, strict=True):
+        creates, views, shares = storages.add(node)
+        keep = "it is forbidden" if node.name in forbidden else _keep_reason(node, node in mutated)
+        nodes.append(
+            Node(
+                node.name,
+                phase,
+                tuple(index[operand] for operand in node.all_input_nodes),
+                creates=creates,
+                recreates=creates[: ops.REPLAYED_OUTPUTS] if ops.replay(node) else creates,
+                views=views,
+                shares=None if shares is None else index[shares],
+                leader=index[shares] if shares is not None and ops.is_getitem(node) else None,
+                keep=keep if phase is not Phase.INPUT else None,
+                ordered=ops.has_effect(node) or ops.is_random(node),
+            )
+        )
+    return tuple(nodes), tuple(storages.sizes)
+
+
+def _keep_reason(node: fx.Node, reads_mutated: bool) -> str | None:
+    if node.meta.get("recompute") is _torch.CheckpointPolicy.MUST_SAVE:
+        return "its checkpoint policy is MUST_SAVE"
+    if reads_mutated and ops.replay(node) is None:
+        return "it reads an input that the program writes to"
+    if ops.is_getitem(node) and _is_statistics_update(node):
+        return "it is an update of running statistics"
+    if any(None in map(_torch.hint, tensor.shape) for tensor in ops.tensors(node.meta.get("val"))):
+        return "its size is not known"
+    return ops.keep_reason(node)
+
+
+def _is_statistics_update(node: fx.Node) -> bool:
+    """Whether a ``getitem`` picks an output that a replay leaves out."""
+    position = node.args[1]
+    replayed = ops.replay(node.all_input_nodes[0]) is not None
+    return replayed and isinstance(position, int) and position >= ops.REPLAYED_OUTPUTS
+
+
+def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[fx.Node]:
+    """Nodes that read, directly or through a view, an input that the program writes to.
+
+    Run again they would read the new value. The writes are ``copy_`` nodes, and what the runtime copies
+    back when the forward has ended, which the outputs' descriptions tell.
+    """
+    described = _torch.leaves(output.meta.get("desc"))
+    written = [_torch.mutated_input_of(description) for description in described]
+    tainted = {
+        n for n in nodes if n.op == "placeholder" and n.meta.get("desc") in written and "desc" in n.meta
+    }
+    tainted |= {n.all_input_nodes[0] for n in nodes if n.target is ops.aten.copy_.default}
+    readers: set[fx.Node] = set()
+    for node in nodes:
+        if tainted.isdisjoint(node.all_input_nodes):
+            continue
+        readers.add(node)
+        if ops.viewed_operand(node) in tainted:
+            tainted.add(node)
+    return frozenset(readers)
+
+
+class _Storages:
+    """Gives each node its storages; ``slots`` holds those of each output of an operator with several."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.views: dict[fx.Node, tuple[int, ...]] = {}
+        self.slots: dict[fx.Node, list[tuple[int, ...]]] = {}
+
+    def add(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], fx.Node | None]:
+        """Returns what the node creates, what its value views, and the operand it shares with."""
+        shares = node.all_input_nodes[0] if ops.is_getitem(node) else ops.viewed_operand(node)
+        if node.op in ("placeholder", "get_attr"):
+            created: tuple[int, ...] = ()
+            self.views[node] = ()
+        elif shares is None:
+            created = self._create(node)
+        else:
+            created = ()
+            self.views[node] = self._picked(node, shares) if ops.is_getitem(node) else self.views[shares]
+        return created, self.views[node], shares
+
+    def _create(self, node: fx.Node) -> tuple[int, ...]:
+        value = node.meta.get("val")
+        outputs = value if isinstance(value, (list, tuple)) else [value]
+        self.slots[node] = [self._allocate(output) for output in outputs]
+        created = tuple(storage for slot in self.slots[node] for storage in slot)
+        self.views[node] = created
+        return created
+
+    def _allocate(self, output: object) -> tuple[int, ...]:
+        sizes = [ops.storage_bytes(tensor) for tensor in ops.tensors(output)]
+        self.sizes.extend(sizes)
+        return tuple(range(len(self.sizes) - len(sizes), len(self.sizes)))
+
+    def _picked(self, node: fx.Node, source: fx.Node) -> tuple[int, ...]:
+        slots, position = self.slots.get(source), node.args[1]
+        if slots is None or not isinstance(position, int) or position >= len(slots):
+            return self.views[source]
+        return slots[position]

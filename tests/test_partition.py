@@ -1,0 +1,230 @@
+"""partition: the forward and the backward together are the joint graph, and save what they must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import (
+    Network,
+    assert_same,
+    batch,
+    chain,
+    example_inputs,
+    networks,
+    output_names,
+    placeholders,
+    random_schedule,
+    run,
+    run_parts,
+    traced,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import case, fresh
+from torch import Tensor, fx, nn
+
+import fxremat
+from fxremat.errors import GraphError
+from fxremat.graph import JointGraph
+from fxremat.memory import profile
+from fxremat.partition import order_recomputation, partition, saved_values
+from fxremat.rewrite import MIRROR, rewrite
+from fxremat.schedule import Schedule, expand
+
+
+def saved_names(graph: JointGraph) -> list[str]:
+    """Names of what the backward needs from the forward."""
+    return [graph.nodes[index].name for index in saved_values(graph)]
+
+
+def operators(module: fx.GraphModule) -> list[str]:
+    """Names of what an fx graph runs, in order."""
+    return [node.name for node in module.graph.nodes if node.op == "call_function"]
+
+
+class TwoLayers(nn.Module):
+    """sum(tanh(x @ w) @ v)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+        self.v = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x @ self.w).tanh() @ self.v).sum()
+
+
+# --- By hand --------------------------------------------------------------------------------------------
+
+
+def test_what_the_backward_reads_is_saved() -> None:
+    """Of a two-layer network: the weight and the input that gradients read, and tanh's output."""
+    graph = fxremat.capture(TwoLayers(), torch.randn(3, 4))
+    #  w's gradient reads x = primals_3; tanh's reads v = primals_2 and tanh; v's reads tanh
+    assert saved_names(graph) == ["primals_2", "primals_3", "tanh"]
+    forward, backward = partition(graph)
+    assert operators(forward) == ["mm", "tanh", "mm_1", "sum_1"]
+    assert output_names(forward) == ["sum_1", "primals_2", "primals_3", "tanh"]
+    assert placeholders(backward) == ["primals_2", "primals_3", "tanh", "tangents_1"]
+    assert len(output_names(backward)) == len(graph.backward_outputs)
+
+
+def test_what_is_mirrored_is_not_saved() -> None:
+    """tanh is computed again from mm, which takes its place among the saved values, or from the inputs."""
+    graph = fxremat.capture(TwoLayers(), torch.randn(3, 4))
+    assert saved_names(rewrite(graph, expand(graph, {"tanh": 1}))) == ["primals_2", "primals_3", "mm"]
+    rewritten = rewrite(graph, expand(graph, {"tanh": 1, "mm": 1}))
+    assert saved_names(rewritten) == ["primals_1", "primals_2", "primals_3"]
+    _, backward = partition(rewritten)
+    assert {"mm_mirror1", "tanh_mirror1"} <= set(operators(backward))
+
+
+def test_the_backward_keeps_the_planned_order() -> None:
+    """The interior of both graphs stands in the joint graph's order."""
+    graph = traced(Network([("tanh", -1, -1), ("gelu", -1, -1), ("linear", -1, -1), ("add", -1, -3)]))
+    new = rewrite(graph, random_schedule(graph, seed=2))
+    forward, backward = partition(new)
+    names = [node.name for node in new.nodes]
+    assert operators(forward) == names[new.num_inputs : new.boundary]
+    assert operators(backward) == names[new.boundary :]
+
+
+def test_the_tuple_of_an_operator_is_never_saved() -> None:
+    """Of an operator with several outputs those are saved that the backward reads, one by one."""
+    graph = traced(Network([("layer_norm", -1, -1), ("sort", -1, -1), ("dropout", -1, -1)]))
+    saved = [graph.fx_nodes[index] for index in saved_values(graph)]
+    assert saved
+    assert not any(isinstance(node.meta["val"], (tuple, list)) for node in saved)
+    leaders = {graph.leader(node.name) for node in saved} - {None}
+    assert {"native_layer_norm", "sort", "native_dropout"} <= leaders
+
+
+def test_an_operators_tuple_that_must_be_saved_is_an_error() -> None:
+    """A backward that picks an output itself is told where the fault is."""
+    graph = traced(Network([("sort", -1, -1)]))
+    position = graph.index["getitem_1"]
+    broken = _with_boundary(graph, position)
+    with pytest.raises(GraphError, match="tuple of the forward") as caught:
+        saved_values(broken)
+    assert caught.value.node == "sort"
+
+
+def _with_boundary(graph: JointGraph, boundary: int) -> JointGraph:
+    from dataclasses import replace
+
+    return replace(graph, boundary=boundary)
+
+
+def test_a_gradient_that_the_forward_computes_is_saved() -> None:
+    """A gradient without a tangent is handed from the forward to the backward, which returns it."""
+
+    class Constant(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x.exp())
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+            return ctx.saved_tensors[0]  # without the tangent
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Constant.apply(x)
+
+    x = torch.randn(4, requires_grad=True)
+    graph = fxremat.capture(Model(), x)
+    inputs = [x.detach(), torch.ones(())]
+    assert_same(run_parts(partition(graph), graph, inputs), [x.detach().sum(), x.detach().exp()])
+
+
+def test_nothing_saved() -> None:
+    """A backward that needs the tangent alone gets it alone."""
+    graph = fxremat.capture(nn.Identity(), torch.randn(4, requires_grad=True), loss=torch.sum)
+    forward, backward = partition(graph)
+    assert output_names(forward) == ["sum_1"]
+    assert placeholders(backward) == ["tangents_1"]
+
+
+def test_a_graph_of_mappings_cannot_be_partitioned() -> None:
+    """There is no fx graph to split."""
+    with pytest.raises(GraphError, match="made of mappings"):
+        partition(chain(2))
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_random_operators_run_once(seed: int | None) -> None:
+    """The backward draws no random numbers, though it has what the forward drew them for."""
+    network = Network([("dropout", -1, -1), ("dropout", -1, -1), ("mul", -1, -2)])
+    graph = traced(network)
+    schedule = Schedule(graph.names) if seed is None else random_schedule(graph, seed)
+    forward, backward = partition(rewrite(graph, schedule))
+    assert [name for name in operators(forward) if name.startswith("native_dropout")] == [
+        "native_dropout",
+        "native_dropout_1",
+    ]
+    assert not [node for node in backward.graph.nodes if node.target is torch.ops.aten.native_dropout.default]
+
+
+# --- Together they are the joint graph ------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks(), st.integers(0, 9))
+def test_the_parts_compute_what_the_joint_graph_computes(network: Network, seed: int) -> None:
+    """The forward and then the backward give the outputs and gradients of the joint graph, in every bit."""
+    graph = traced(network)
+    new = rewrite(graph, random_schedule(graph, seed))
+    inputs = example_inputs(graph)
+    assert_same(run_parts(partition(new), new, inputs), run(graph.module, inputs))
+
+
+@settings(max_examples=10, deadline=None)
+@given(networks(), st.integers(0, 9))
+def test_the_forward_returns_what_the_profile_says_is_saved(network: Network, seed: int) -> None:
+    """The bytes that live across the boundary are those of what the forward returns, inputs apart."""
+    graph = traced(network)
+    new = rewrite(graph, random_schedule(graph, seed))
+    held = {storage for index in saved_values(new) for storage in new.nodes[index].views}
+    held |= {s for output in new.forward_outputs if output is not None for s in new.nodes[output].views}
+    assert profile(new, new.names).saved_bytes == sum(new.storage_bytes[storage] for storage in held)
+
+
+@pytest.mark.parametrize("name", ["lstm", "language_model"])
+def test_the_zoos_parts_compute_the_same(name: str) -> None:
+    """Real networks, rewritten by a random schedule and split, change no bit."""
+    module, inputs = fresh(case(name))
+    graph = fxremat.capture(module, *inputs)
+    new = rewrite(graph, random_schedule(graph, seed=3))
+    arguments = example_inputs(graph)
+    assert_same(run_parts(partition(new), new, arguments), run(graph.module, arguments))
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    """The oracle: forward and backward give eager autograd's loss and gradients, dropout included."""
+    network = Network([("linear", -1, -1), ("dropout", -1, -1), ("layer_norm", -1, -1), ("mul", -1, -3)])
+    x = batch()
+    graph = traced(network)
+    new = rewrite(graph, random_schedule(graph, seed=0))
+    torch.manual_seed(0)
+    loss = network(x)
+    expected = [loss.detach(), *torch.autograd.grad(loss, [*network.parameters(), x])]
+    inputs = [*(p.detach() for p in network.parameters()), x.detach(), torch.ones_like(loss)]
+    assert_same(run_parts(partition(new), new, inputs), expected)
+
+
+# --- The order of recomputation -------------------------------------------------------------------------
+
+
+def test_each_recomputed_segment_waits_for_its_gradient() -> None:
+    """One dependency is added for each run of mirrors that follows a gradient; the numbers stay."""
+    model = nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh())
+    graph = fxremat.capture(model, torch.randn(4, requires_grad=True), loss=torch.sum)
+    new = rewrite(graph, expand(graph, {"tanh": 1, "tanh_2": 1}))
+    forward, backward = partition(new)
+    marked = [MIRROR in node.meta for node in backward.graph.nodes if node.op == "call_function"]
+    runs = sum(mark and not before for before, mark in zip([False, *marked], marked, strict=False))
+    assert (runs, order_recomputation(backward)) == (2, 2)
+    assert order_recomputation(forward) == 0
+    inputs = example_inputs(graph)
+    assert_same(run_parts((forward, backward), new, inputs), run(graph.module, inputs))
