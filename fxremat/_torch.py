@@ -25,6 +25,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._higher_order_ops.effects import with_effects
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._library.opaque_object import is_opaque_value
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
@@ -108,7 +109,7 @@ def is_symbolic(node: fx.Node) -> bool:
 
 def is_opaque(node: fx.Node) -> bool:
     """Whether the node's value is an opaque object such as a process group."""
-    return bool(partitioners.is_opaque_node(node))
+    return is_opaque_value(node.meta.get("val"))
 
 
 def is_higher_order(target: object) -> bool:

@@ -21,7 +21,8 @@ from fxremat import _torch, ops
 from fxremat.graph import JointGraph
 from fxremat.measure import measure_peak, time_steps
 
-_scratch_bytes: dict[object, int] = {}  # by signature, for this process
+# For this process, by signature; scratch bytes for convolutions laid out as they are and channels last.
+_scratch_bytes: dict[bool, dict[object, int]] = {}
 _seconds: dict[object, float] = {}
 
 TIMED_ROUNDS = 5
@@ -39,8 +40,10 @@ def scratch_bytes(graph: JointGraph, fusion: str) -> tuple[int, ...]:
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or ops.kind(node) not in loops]
     largest = max(map(ops.moved_bytes, nodes), default=0)
     nodes = [node for node in nodes if ops.moved_bytes(node) > largest * NEGLIGIBLE]
-    _fill(_scratch_bytes, nodes, _measure_scratch, "measuring scratch memory")
-    known = {node.name: _scratch_bytes[signature(node)] for node in nodes}
+    channels_last = fusion == "inductor"  # how Inductor lays out what a convolution reads
+    table = _scratch_bytes.setdefault(channels_last, {})
+    _fill(table, nodes, lambda node: _measure_scratch(node, channels_last), "measuring scratch memory")
+    known = {node.name: table[signature(node)] for node in nodes}
     return tuple(known.get(node.name, 0) for node in graph.nodes)
 
 
@@ -98,10 +101,10 @@ def _fill(
             table[key] = measure(node)
 
 
-def _measure_scratch(node: fx.Node) -> int:
+def _measure_scratch(node: fx.Node, channels_last: bool) -> int:
     device = next(iter(_devices(node)), "cpu")
     try:
-        measured = measure_peak(_call(node), device=device)
+        measured = measure_peak(_call(node, channels_last), device=device)
     except REFUSALS:
         return 0
     return max(0, measured.peak_bytes - ops.value_bytes(node))
@@ -114,8 +117,30 @@ def _measure_seconds(node: fx.Node) -> float:
         return 0.0
 
 
-def _call(node: fx.Node) -> Callable[[], object]:
+def _call(node: fx.Node, channels_last: bool = False) -> Callable[[], object]:
     """The node on example operands, as a callable."""
-    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), ops.example)
+    channels_last &= ops.is_convolution(node)
+
+    def example(argument: Any) -> Any:
+        value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+        return _example(value, channels_last)
+
+    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), example)
     target: Any = node.target
     return lambda: target(*args, **kwargs)
+
+
+def _example(value: Any, channels_last: bool) -> Any:
+    """A real value for a traced one: a filled tensor in place of a fake one, sizes by their hints."""
+    if isinstance(value, torch.SymInt):
+        return _torch.hint(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = [_torch.hint(size) or 1 for size in value.shape]
+    stride = [_torch.hint(step) or 0 for step in value.stride()]
+    fill = 0.5 if value.dtype.is_floating_point else 0
+    flat = torch.full((ops.extent(shape, stride),), fill, dtype=value.dtype, device=value.device)
+    tensor = flat.as_strided(shape, stride)
+    if channels_last and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor

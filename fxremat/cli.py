@@ -113,7 +113,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_budget,
         help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, or min "
-        "(default: the least time at no more memory than without fxremat)",
+        "(default: no more memory and time than without fxremat)",
     )
     parser.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")
     parser.add_argument("--cost", choices=("roofline", "measured"), default="roofline")

@@ -9,6 +9,8 @@ Without fusion every step is a kernel and every value has a buffer. Under Induct
 2. *Fusion.* Realized loops over the same elements become one kernel where no path between them leaves it. A
    value that only its own kernel reads needs no buffer. Reductions over different dimensions do not fuse.
 3. *In place.* A kernel writes over an operand of the same size that dies with it.
+4. *Layout.* Convolutions work channels last. What they read of the caller's (weights, images) is copied at
+   the forward's start, and the copy is held as long as a convolution or its gradient reads it.
 
 This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, not loop indices. How far
 it is off is a tested figure (docs/limits). Linear in steps and reads.
@@ -41,12 +43,14 @@ class Lowering:
         runs_at: For each step, the step at which the kernel that computes it runs.
         read_until: For each step, the last step at which its operands are read on its behalf.
         reused_bytes: Pairs (step, bytes): a kernel that writes its result over an operand that dies there.
+        copied_bytes: Pairs (step, bytes): a copy of an input that is made at the start and held to the step.
     """
 
     materialised: Sequence[bool]
     runs_at: Sequence[int]
     read_until: Sequence[int]
     reused_bytes: Sequence[tuple[int, int]] = ()
+    copied_bytes: Sequence[tuple[int, int]] = ()
 
 
 def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
@@ -113,7 +117,8 @@ class _Inductor:
         self._time_kernels()
         runs_at, read_until = self._times()
         materialised = [self._materialised(step) for step in range(len(self.binding.nodes))]
-        return Lowering(materialised, runs_at, read_until, list(self._reuses(materialised, read_until)))
+        reuses = list(self._reuses(materialised, read_until))
+        return Lowering(materialised, runs_at, read_until, reuses, list(self._copies()))
 
     # -- what reads what, views looked through
 
@@ -247,6 +252,16 @@ class _Inductor:
                     taken.add(leaf)
                     yield kernel.runs_at, size
                     break
+
+    def _copies(self) -> Iterable[tuple[int, int]]:
+        """What convolutions read of the caller's, until the last of them has run."""
+        last: dict[int, int] = {}
+        for step, position in enumerate(self.binding.nodes):
+            if position in self.graph.convolutions:
+                operands = self.graph.nodes[position].operands
+                last.update((operand, step) for operand in operands if operand < self.graph.num_inputs)
+        for operand, step in last.items():
+            yield step, self.graph.channels_last_bytes(operand)
 
     def _leaf_bytes(self, step: int) -> int:
         return self.graph.node_bytes(self.binding.nodes[step])

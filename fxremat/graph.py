@@ -198,6 +198,18 @@ class JointGraph:
         """What fusion needs to know of each node; empty for a graph made of mappings."""
         return tuple(map(ops.loop, self.fx_nodes))
 
+    @functools.cached_property
+    def convolutions(self) -> frozenset[int]:
+        """Indices of convolutions and their gradients."""
+        return frozenset(index for index, node in enumerate(self.fx_nodes) if ops.is_convolution(node))
+
+    def channels_last_bytes(self, index: int) -> int:
+        """Bytes of a channels-last copy of a node's value; 0 where it needs none."""
+        node = self.fx_nodes[index]
+        if not any(map(ops.is_channels_first, ops.tensors(node.meta.get("val")))):
+            return 0
+        return ops.value_bytes(node)
+
     @property
     def outputs(self) -> tuple[int, ...]:
         """Indices of all outputs, each once."""

@@ -122,6 +122,9 @@ def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryPr
     for step, size in lowering.reused_bytes:
         change[step] -= size
         change[step + 1] += size
+    for step, size in lowering.copied_bytes:
+        change[0] += size
+        change[step + 1] -= size
     live = np.cumsum(change[:-1])
     live[binding.boundary :] += graph.tangent_bytes
     if graph.scratch_bytes:

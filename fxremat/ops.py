@@ -199,6 +199,19 @@ def kind(node: fx.Node) -> Kind:
     return Kind.KERNEL
 
 
+def is_convolution(node: fx.Node) -> bool:
+    """Whether the node is a convolution or its gradient."""
+    return packet(node) in (aten.convolution, aten.convolution_backward)
+
+
+def is_channels_first(tensor: torch.Tensor) -> bool:
+    """Whether an image's tensor would have to be copied to lie channels last.
+
+    Sizes of 1 have no order, so the weights of a convolution over single points need no copy.
+    """
+    return tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 def argument(node: fx.Node, name: str) -> Any:
     """The value of a named argument of the node, its default where it is not given, else None."""
     if name in node.kwargs:
@@ -233,7 +246,9 @@ def keep_reason(node: fx.Node) -> str | None:
     """Why the node may not be computed a second time; None if it may."""
     if node.op != "call_function":
         return "it is an input"
-    if is_getitem(node) or _torch.is_symbolic(node):
+    if _torch.is_symbolic(node):
+        return "it is a number, which takes no memory"  # again, it would need the tensor whose size it is
+    if is_getitem(node):
         return None
     if has_effect(node):
         return "it has an effect"
@@ -342,24 +357,3 @@ def _hinted(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty([_torch.hint(size) or 1 for size in value.shape], dtype=value.dtype, device="meta")
-
-
-def example(argument: Any) -> Any:
-    """A real argument for a traced one: a filled tensor in place of a fake one, sizes by their hints."""
-    if not isinstance(argument, fx.Node):
-        return argument
-    return _example_value(argument.meta.get("val"))
-
-
-def _example_value(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_example_value(item) for item in value)
-    if isinstance(value, torch.SymInt):
-        return _torch.hint(value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    shape = [_torch.hint(size) or 1 for size in value.shape]
-    stride = [_torch.hint(step) or 0 for step in value.stride()]
-    fill = 0.5 if value.dtype.is_floating_point else 0
-    flat = torch.full((extent(shape, stride),), fill, dtype=value.dtype, device=value.device)
-    return flat.as_strided(shape, stride)

@@ -14,14 +14,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import hypothesis
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxremat
-from fxremat import _torch, ops
+from fxremat import _torch
 from fxremat.canonical import Phase
 from fxremat.graph import JointGraph
 from fxremat.nodes import Node
@@ -144,6 +146,36 @@ def _closure(
             found.add(position)
             stack.extend(step(position))
     return found
+
+
+class Sketch:
+    """A joint fx graph drawn by hand; its values are on the meta device."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.root = nn.Module()
+
+    def input(self, name: str, *shape: int) -> fx.Node:
+        """Add a placeholder."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = torch.empty(shape, device="meta")
+        return node
+
+    def call(self, name: str, target: Callable[..., Any], *args: Any, **meta: Any) -> fx.Node:
+        """Add the call of an operator."""
+        node = self.graph.create_node("call_function", target, args, name=name)
+        node.meta["val"] = target(*fx.node.map_arg(args, lambda operand: operand.meta["val"]))
+        node.meta |= meta
+        return node
+
+    def module(self, forward: Sequence[fx.Node], backward: Sequence[fx.Node | None] = ()) -> fx.GraphModule:
+        """The module that returns these outputs."""
+        self.graph.output((*forward, *backward))
+        return fx.GraphModule(self.root, self.graph)
+
+    def joint(self, forward: Sequence[fx.Node], backward: Sequence[fx.Node | None] = ()) -> JointGraph:
+        """The joint graph that returns these outputs."""
+        return JointGraph.from_fx(self.module(forward, backward), len(forward))
 
 
 # --- At random ------------------------------------------------------------------------------------------
@@ -275,7 +307,12 @@ def with_getitems(graph: JointGraph, name: str) -> list[str]:
 # --- Models ---------------------------------------------------------------------------------------------
 
 ROWS, COLUMNS = 4, 6
-Value = list[Tensor]
+
+
+def few(count: int) -> settings:
+    """So many examples, for tests that trace each; a failure is shrunk but not explained, which takes long."""
+    phases = [each for each in hypothesis.Phase if each is not hypothesis.Phase.explain]
+    return settings(max_examples=count, deadline=None, phases=phases)
 
 
 def _gate(a: Tensor, b: Tensor) -> Tensor:
@@ -368,7 +405,18 @@ def random_schedule(graph: JointGraph, seed: int) -> Schedule:
 def example_inputs(graph: JointGraph, seed: int = 0) -> list[Any]:
     """A value for each placeholder: random numbers, zeros for integers."""
     torch.manual_seed(seed)
-    return [ops.example(node) for node in graph.fx_nodes[: graph.num_inputs] if node.op == "placeholder"]
+    given = [node for node in graph.fx_nodes[: graph.num_inputs] if node.op == "placeholder"]
+    return [_example(node.meta.get("val")) for node in given]
+
+
+def _example(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return _torch.hint(value)
+    if not isinstance(value, Tensor):
+        return value
+    sizes, strides = ([_torch.hint(each) for each in found] for found in (value.shape, value.stride()))
+    tensor = torch.empty_strided(sizes, strides, dtype=value.dtype)
+    return tensor.normal_() if value.dtype.is_floating_point else tensor.zero_()
 
 
 def run(module: fx.GraphModule, inputs: Sequence[Any], seed: int = 0) -> list[Any]:

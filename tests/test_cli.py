@@ -115,12 +115,15 @@ def test_plan_prints_a_report_and_compiles_nothing(model: str, capsys: pytest.Ca
     assert fxremat.reports() == before
 
 
-def test_explain_names_the_users_modules_and_lines(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_names_the_users_modules_and_lines(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A value is found by the module's path in the model and by its line."""
-    assert run("explain", f"{model}:chain", "--budget", "min", "--all") == 0
+    (graph,) = written(tmp_path, "explain", f"{model}:chain", "--budget", "min", "--all")["graphs"]
     line = 1 + SOURCE.splitlines().index("        return torch.tanh(self.linear(x)) + 1")
-    rows = [row.split() for row in capsys.readouterr().out.splitlines()]
-    assert ["7.linear", "aten.addmm.default", f"{model}:{line}"] in [row[:3] for row in rows]
+    places = {(value["module"], value["operator"], value["source"]) for value in graph["values"]}
+    assert ("7.linear", "aten.addmm.default", f"{model}:{line}") in places
+    assert f"tiny.py:{line}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("function", ["chain", "images"])

@@ -10,6 +10,7 @@ from graphs import (
     Network,
     chain,
     example_inputs,
+    few,
     graphs_and_schedules,
     joint_graphs,
     networks,
@@ -21,7 +22,7 @@ from graphs import (
     with_phases,
     with_views,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fxremat
@@ -345,7 +346,7 @@ def measured_peak(graph: JointGraph) -> int:
         return measure_peak(step, device="cpu").peak_bytes
 
 
-@settings(max_examples=12, deadline=None)
+@few(8)
 @given(networks(), st.integers(0, 3))
 def test_the_peak_is_the_allocators(network: Network, seed: int) -> None:
     """The forward and the backward of a random model allocate what was predicted."""

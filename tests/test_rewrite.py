@@ -13,12 +13,13 @@ from graphs import (
     batch,
     chain,
     example_inputs,
+    few,
     networks,
     random_schedule,
     run,
     traced,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import case, fresh
 from torch import nn
@@ -152,7 +153,7 @@ def test_mirrors_are_operators_that_run() -> None:
     assert (mirrored.counts["aten.tanh"], mirrored.counts["aten.tanh_backward"]) == (5, 3)
 
 
-@settings(max_examples=10, deadline=None)
+@few(10)
 @given(networks(), st.integers(0, 9))
 def test_as_many_operators_run_as_the_schedule_says(network: Network, seed: int) -> None:
     """What runs is what the schedule lists, operator by operator."""
@@ -176,7 +177,7 @@ def _merge_batch_norms(counts: Counter[str]) -> Counter[str]:
 # --- The same numbers, the predicted memory -------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@few(15)
 @given(networks(), st.integers(0, 9))
 def test_a_random_model_computes_the_same(network: Network, seed: int) -> None:
     """Outputs and gradients agree in every bit, dropout's masks and running statistics included."""
@@ -186,7 +187,7 @@ def test_a_random_model_computes_the_same(network: Network, seed: int) -> None:
     assert_same(run(new.module, inputs), run(graph.module, inputs))
 
 
-@settings(max_examples=10, deadline=None)
+@few(10)
 @given(networks(), st.integers(0, 9))
 def test_the_new_graph_is_the_schedule(network: Network, seed: int) -> None:
     """The new graph's own order has the memory, the boundary and the phases that the schedule had."""

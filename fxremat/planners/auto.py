@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 
 from fxremat.planners import drop_cheap, keep_all, min_cut, sublinear
 from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import crossing, forward_lives
+from fxremat.planners.cuts import crossing, forward_lives, mirror_everything_but
 
 SKELETONS = 3  # skeletons of lowest peak from which roads start
 MAX_STEPS = 300_000  # schedule steps evaluated on all roads together; bounds the planner's time
@@ -58,7 +58,7 @@ def _skeletons(problem: Problem) -> list[tuple[Mapping[str, int], Solution]]:
     lives = forward_lives(problem.graph)
     found = []
     for cuts in sublinear.segmentations(problem.graph, lives):
-        counts = sublinear.mirror_everything_but(problem.graph, crossing(lives, cuts))
+        counts = mirror_everything_but(problem.graph, crossing(lives, cuts))
         found.append((counts, problem.mirror(counts, "auto")))
     return sorted(found, key=lambda pair: (pair[1].peak_bytes, pair[1].seconds))
 

@@ -9,7 +9,7 @@ before it can be computed again. A cut may be crossed by several tensors: a resi
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fxremat.graph import JointGraph
@@ -80,3 +80,13 @@ def crossing(lives: ForwardLives, cuts: Sequence[int]) -> list[int]:
         if at < len(cuts) and cuts[at] < lives.dead[storage]:
             crossed.append(storage)
     return crossed
+
+
+def mirror_everything_but(graph: JointGraph, kept: Iterable[int]) -> dict[str, int]:
+    """Mirror count 1 for every node of the forward but those that make the kept storages."""
+    keep = set(kept)
+    return {
+        node.name: 1
+        for node in graph.nodes[graph.num_inputs : graph.boundary]
+        if keep.isdisjoint(node.creates)
+    }

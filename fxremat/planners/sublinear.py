@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from fxremat.graph import JointGraph
 from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import ForwardLives, candidates, crossing, forward_lives
+from fxremat.planners.cuts import ForwardLives, candidates, crossing, forward_lives, mirror_everything_but
 
 GRID = 6  # points of Appendix A's search
 
@@ -76,13 +76,3 @@ def algorithm_3(
             running = 0
             cuts.append(position)
     return tuple(cuts), kept, max(largest, running)
-
-
-def mirror_everything_but(graph: JointGraph, kept: Iterable[int]) -> dict[str, int]:
-    """Mirror count 1 for every node of the forward but those that make the kept storages."""
-    keep = set(kept)
-    return {
-        node.name: 1
-        for node in graph.nodes[graph.num_inputs : graph.boundary]
-        if keep.isdisjoint(node.creates)
-    }
