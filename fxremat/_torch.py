@@ -68,6 +68,7 @@ __all__ = [
     "real_tensors",
     "source_hash",
     "wait_tensor_target",
+    "was_traced_in_backward",
 ]
 
 
@@ -142,6 +143,11 @@ def must_be_in_forward(node: fx.Node) -> bool:
 def must_be_in_backward(node: fx.Node) -> bool:
     """Whether AOTAutograd placed this (mutating) node in the backward."""
     return bool(partitioners._must_be_in_backward(node))
+
+
+def was_traced_in_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd traced this node while the backward ran."""
+    return bool(partitioners._has_tag_is_backward(node))
 
 
 def mutated_input_of(description: object) -> object | None:

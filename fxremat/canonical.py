@@ -2,7 +2,7 @@
 
 Phases:
     INPUT: a placeholder or attribute.
-    FORWARD: needed by a forward output, or has an effect in the forward.
+    FORWARD: needed by a forward output, or has an effect or draws random numbers in the forward.
     BACKWARD: depends on a tangent, or was placed in the backward by AOTAutograd.
     DEFERRED: neither: computed from forward values alone and read by the backward only, such as a
         logsumexp or the transpose of a weight. Such a node runs where it is first needed; taken for a
@@ -99,7 +99,8 @@ def _classify(graph: fx.Graph, num_forward_outputs: int) -> dict[fx.Node, Phase]
         effect = node.op == "output" or ops.has_effect(node) or node.is_impure()
         if effect or node.op == "placeholder" or not live.isdisjoint(node.users):
             live.add(node)
-        starts_forward = node in forward_outputs or (ops.has_effect(node) and node not in backward)
+        runs_once = ops.has_effect(node) or ops.is_random(node)
+        starts_forward = node in forward_outputs or (runs_once and node not in backward)
         if starts_forward or not forward.isdisjoint(node.users):
             forward.add(node)
     phases: dict[fx.Node, Phase] = {}
@@ -129,7 +130,8 @@ def _tangent_dependent(graph: fx.Graph) -> set[fx.Node]:
         if node.op in ("output", "placeholder", "get_attr"):
             continue
         reads = any(_torch.is_tangent(operand) or operand in dependent for operand in node.all_input_nodes)
-        if reads or _torch.must_be_in_backward(node):
+        draws = ops.is_random(node) and _torch.was_traced_in_backward(node)
+        if reads or draws or _torch.must_be_in_backward(node):
             dependent.add(node)
     return dependent
 

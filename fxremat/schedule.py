@@ -196,7 +196,7 @@ def _prune(graph: JointGraph, binding: Binding) -> Binding:
     return _bind_nodes(graph, list(itertools.compress(binding.nodes, live)))
 
 
-def expand(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Schedule:
+def expand(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[str] = ()) -> Schedule:
     """Algorithm 2: the schedule that drops a value with count m > 0 and computes it up to m more times.
 
     Copy k of a node reads copy min(k, m) of each operand, the backward reads the last copies, and a copy
@@ -207,6 +207,8 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Schedule:
     Args:
         graph: The graph.
         mirror_counts: Node name to m >= 0; absent names count 0.
+        early: Names of DEFERRED nodes that stand in the backward and shall run in the forward, so that
+            they are saved in place of what they are computed from.
 
     Raises:
         ScheduleError: A name is unknown or a count negative.
@@ -218,15 +220,16 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Schedule:
         >>> expand(g, {"a": 1})
         ('a', 'b', 'db', 'a', 'da')
     """
-    return expand_bound(graph, mirror_counts).schedule(graph)
+    return expand_bound(graph, mirror_counts, early).schedule(graph)
 
 
-def expand_bound(graph: JointGraph, mirror_counts: Mapping[str, int]) -> Binding:
+def expand_bound(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[str] = ()) -> Binding:
     """What ``expand`` makes, resolved already."""
     counts = _effective_counts(graph, mirror_counts)
-    if not any(counts):
+    moved = _with_deferred_operands(graph, early)
+    if not any(counts) and not moved:
         return _bind_nodes(graph, range(graph.num_inputs, len(graph.nodes)))
-    placement = _Placement(graph, counts)
+    placement = _Placement(graph, counts, moved)
     for node in range(graph.boundary, len(graph.nodes)):
         if graph.nodes[node].phase is Phase.BACKWARD or graph.nodes[node].ordered:
             placement.place(node)
@@ -251,14 +254,54 @@ def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> li
     return counts
 
 
+def _with_deferred_operands(graph: JointGraph, early: Iterable[str]) -> list[int]:
+    """The named nodes that stand in the backward, with the deferred nodes there that they need."""
+    found: set[int] = set()
+    stack = [graph.index[name] for name in early]
+    while stack:
+        node = stack.pop()
+        if node >= graph.boundary and node not in found:
+            if graph.nodes[node].phase is not Phase.DEFERRED:
+                raise ScheduleError(graph.nodes[node].name, None, "only a deferred node can run early")
+            found.update(_with_outputs(graph, _operator(graph, node)))
+            stack.extend(graph.nodes[_operator(graph, node)].operands)
+    return sorted(found)
+
+
+def _with_outputs(graph: JointGraph, operator: int) -> Iterable[int]:
+    """An operator and the ``getitem`` that follow it."""
+    yield operator
+    for position in range(operator + 1, len(graph.nodes)):
+        if graph.nodes[position].leader is None:
+            return
+        yield position
+
+
+def _forward_order(graph: JointGraph, early: Sequence[int]) -> Iterable[int]:
+    """The forward, each early node directly behind the last of its operands."""
+    behind: dict[int, list[int]] = {}
+    place: dict[int, int] = {}
+    for node in early:
+        operands = graph.nodes[node].operands
+        place[node] = max((place.get(operand, operand) for operand in operands), default=graph.num_inputs)
+        behind.setdefault(max(place[node], graph.num_inputs), []).append(node)
+    waiting: list[int] = []
+    for position in range(graph.num_inputs, graph.boundary):
+        yield position
+        waiting.extend(behind.get(position, ()))
+        if position + 1 == graph.boundary or graph.nodes[position + 1].leader is None:
+            yield from waiting
+            waiting.clear()
+
+
 class _Placement:
     """The growing V' of Algorithm 2. A copy is a pair (node, level); level 0 ran in the forward."""
 
-    def __init__(self, graph: JointGraph, counts: Sequence[int]) -> None:
+    def __init__(self, graph: JointGraph, counts: Sequence[int], early: Sequence[int]) -> None:
         self.graph = graph
         self.counts = counts
-        self.order = list(range(graph.num_inputs, graph.boundary))
-        self.placed = {(node, 0) for node in range(graph.boundary)}
+        self.order = list(_forward_order(graph, early))
+        self.placed = {(node, 0) for node in (*range(graph.boundary), *early)}
 
     def place(self, node: int) -> None:
         """Append the last copy of a node behind those of its ancestors that are missing."""

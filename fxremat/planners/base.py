@@ -86,9 +86,9 @@ class Problem:
         """The solution that a schedule is."""
         return self._evaluate(bind(self.graph, schedule), planner)
 
-    def mirror(self, counts: Mapping[str, int], planner: str) -> Solution:
-        """The solution of mirror counts, by Algorithm 2."""
-        return self._evaluate(expand_bound(self.graph, counts), planner)
+    def mirror(self, counts: Mapping[str, int], planner: str, early: Sequence[str] = ()) -> Solution:
+        """The solution of mirror counts, by Algorithm 2; see ``expand``."""
+        return self._evaluate(expand_bound(self.graph, counts, early), planner)
 
     def _evaluate(self, binding: Binding, planner: str) -> Solution:
         lowering = lower(self.graph, binding, self.fusion)

@@ -1,0 +1,334 @@
+"""ops: what is known of each operator."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from graphs import Sketch
+from torch import Tensor, fx
+
+from fxremat import ops
+from fxremat.ops import Kind
+
+aten = torch.ops.aten
+
+X = torch.empty(4, 6, device="meta")
+MASK = torch.empty(4, 6, dtype=torch.bool, device="meta")
+
+
+def node(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call of the operator, meta tensors standing for operands; its value is computed if it can be."""
+    graph = fx.Graph()
+
+    def operand(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        placeholder = graph.placeholder("x")
+        placeholder.meta["val"] = value
+        return placeholder
+
+    drawn = fx.node.map_aggregate((args, kwargs), operand)
+    made = graph.call_function(target, *drawn)
+    if hasattr(target, "_schema") and not target._schema.is_mutable:
+        made.meta["val"] = target(*args, **kwargs)
+    return made
+
+
+# --- Views ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.t.default, (X,)),
+        (aten.view.default, (X, [24])),
+        (aten.expand.default, (X, [2, 4, 6])),
+        (aten.slice.Tensor, (X, 0, 1, 3)),
+        (aten.split.Tensor, (X, 2)),
+        (aten.unbind.int, (X,)),
+        (aten.detach.default, (X,)),
+        (aten._unsafe_view.default, (X, [24])),
+        (aten.unsafe_split.Tensor, (X, 2)),
+        (aten.unsafe_split_with_sizes.default, (X, [1, 3])),
+        (aten.as_strided.default, (X, [2], [3])),
+        (aten.relu_.default, (X,)),
+    ],
+    ids=str,
+)
+def test_views(target: Any, args: tuple[Any, ...]) -> None:
+    """A view's operand is the one whose storage it shares; it runs no kernel and moves nothing."""
+    view = node(target, *args)
+    assert ops.viewed_operand(view) is view.all_input_nodes[0]
+    assert ops.kind(view) is Kind.VIEW
+    assert ops.moved_bytes(view) == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.clone.default, (X,)),
+        (aten.mm.default, (X, X.t())),
+        (aten._to_copy.default, (X,)),
+        (aten.sort.default, (X,)),
+        (aten.cat.default, ([X, X],)),
+    ],
+    ids=str,
+)
+def test_new_storages(target: Any, args: tuple[Any, ...]) -> None:
+    """An operator that is no view shares nothing."""
+    assert ops.viewed_operand(node(target, *args)) is None
+
+
+def test_a_getitem_is_no_view_by_itself() -> None:
+    """Whether it shares is its operator's matter; it runs no kernel."""
+    sketch = Sketch()
+    sort = sketch.call("sort", aten.sort.default, sketch.input("primals_1", 4))
+    values = sketch.call("values", operator.getitem, sort, 0)
+    assert ops.is_getitem(values)
+    assert not ops.is_getitem(sort)
+    assert ops.viewed_operand(values) is None
+    assert ops.kind(values) is Kind.VIEW
+
+
+# --- Kinds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "target", "args"),
+    [
+        (Kind.POINTWISE, aten.add.Tensor, (X, X)),
+        (Kind.POINTWISE, aten.gelu.default, (X,)),
+        (Kind.POINTWISE, aten.cat.default, ([X, X],)),
+        (Kind.POINTWISE, aten.embedding.default, (X, MASK.long())),
+        (Kind.REDUCTION, aten.sum.dim_IntList, (X, [0])),
+        (Kind.REDUCTION, aten.var_mean.correction, (X, [0])),
+        (Kind.KERNEL, aten.mm.default, (X, X.t())),
+        (Kind.KERNEL, aten.sort.default, (X,)),
+        (Kind.KERNEL, aten.convolution.default, None),
+    ],
+    ids=str,
+)
+def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> None:
+    """Loops, loops with a reduction, and kernels of their own."""
+    if args is None:
+        image, weight = torch.empty(1, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
+        args = (image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert ops.kind(node(target, *args)) is expected
+
+
+def test_titles() -> None:
+    """An operator is called by its name and overload, an input by what it is."""
+
+    def function(x: Tensor) -> Tensor:
+        return x
+
+    assert ops.title(node(aten.mm.default, X, X.t())) == "aten.mm.default"
+    assert ops.title(node(operator.getitem, (X, X), 0)) == "getitem"
+    assert ops.title(node(function, X)) == "function"
+    assert ops.title(fx.Graph().placeholder("x")) == "placeholder"
+    assert ops.title(fx.Graph().get_attr("weight")) == "get_attr"
+
+
+def test_an_argument_is_found_wherever_it_was_given() -> None:
+    """By position, by name, by default; None where the operator has none of that name."""
+    assert ops.argument(node(aten.sum.dim_IntList, X, [0], True), "keepdim") is True
+    assert ops.argument(node(aten.sum.dim_IntList, X, [0], keepdim=True), "keepdim") is True
+    assert ops.argument(node(aten.sum.dim_IntList, X, [0]), "keepdim") is False
+    assert ops.argument(node(aten.sum.dim_IntList, X, [0]), "no_such") is None
+    assert ops.argument(node(operator.getitem, (X, X), 0), "index") is None
+
+
+# --- What runs once -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "reason"),
+    [
+        (aten.mm.default, (X, X.t()), None),
+        (aten.native_layer_norm.default, (X, [6], None, None, 1e-5), None),
+        (aten.native_dropout_backward.default, (X, MASK, 2.0), None),
+        (aten.native_dropout.default, (X, 0.5, True), "it draws random numbers"),
+        (aten.rand.default, ([4],), "it draws random numbers"),
+        (aten.randperm.default, (4,), "it draws random numbers"),
+        (aten.multinomial.default, (X, 2), "it draws random numbers"),
+        (aten.copy_.default, (X, X), "it has an effect"),
+        (aten.relu_.default, (X,), "it has an effect"),
+        (aten._assert_async.msg, (X, "no"), "it has an effect"),
+    ],
+    ids=str,
+)
+def test_keep_reasons(target: Any, args: tuple[Any, ...], reason: str | None) -> None:
+    """Pure operators may run again; random and writing ones may not."""
+    assert ops.keep_reason(node(target, *args)) == reason
+
+
+def test_every_operator_with_a_generator_is_random() -> None:
+    """The oracle is torch's own list: what takes a generator draws random numbers, dropout given."""
+    packets = [getattr(aten, name) for name in dir(aten)]
+    overloads = [
+        getattr(packet, name)
+        for packet in packets
+        if hasattr(packet, "overloads")
+        for name in packet.overloads()
+    ]
+    drawing = [each for each in overloads if any(a.name == "generator" for a in each._schema.arguments)]
+    assert len(drawing) > 50
+    assert [each for each in drawing if not ops.is_random(fx.Graph().call_function(each))] == []
+
+
+@pytest.mark.parametrize(("dropout_p", "expected"), [(0.0, False), (0.1, True)])
+def test_attention_is_random_by_its_dropout(dropout_p: float, expected: bool) -> None:
+    """Given by position or by name, or left out."""
+    q = torch.empty(1, 2, 3, 4, device="meta")
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert ops.is_random(node(attention, q, q, q, dropout_p)) is expected
+    assert ops.is_random(node(attention, q, q, q, dropout_p=dropout_p)) is expected
+    assert not ops.is_random(node(attention, q, q, q))
+
+
+def test_an_item_becomes_a_number_of_the_program() -> None:
+    """Control flow may hang on it."""
+    scalar = torch.empty((), device="meta")
+    drawn = fx.Graph()
+    placeholder = drawn.placeholder("x")
+    placeholder.meta["val"] = scalar
+    item = drawn.call_function(aten._local_scalar_dense.default, (placeholder,))
+    assert ops.keep_reason(item) == "its value becomes a number of the program"
+
+
+def test_higher_order_operators_run_once() -> None:
+    """What they run inside is not looked at."""
+    called = fx.Graph().call_function(torch.ops.higher_order.cond, ())
+    assert ops.keep_reason(called) == "it is a higher-order operator"
+
+
+def test_inputs_do_not_run() -> None:
+    """A placeholder has nothing to run again."""
+    assert ops.keep_reason(fx.Graph().placeholder("x")) == "it is an input"
+
+
+@pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="needs a torch that was built with distributed"
+)
+def test_collectives_are_effects() -> None:
+    """Every rank must call them, in one order."""
+    called = fx.Graph().call_function(torch.ops._c10d_functional.all_reduce.default, ())
+    assert ops.is_collective(called)
+    assert ops.has_effect(called)
+    assert not ops.is_collective(node(aten.mm.default, X, X.t()))
+
+
+def test_batch_norm_is_replayed_without_its_state() -> None:
+    """In training: the same input, weights, momentum and eps; in evaluation it needs no replay."""
+    channels = torch.empty(6, device="meta")
+    target = aten._native_batch_norm_legit_functional.default
+    norm = node(target, X, channels, None, channels, channels, True, 0.1, 1e-5)
+    replayed, args, kwargs = ops.replay(norm)
+    assert replayed is aten._native_batch_norm_legit.no_stats
+    assert args == (norm.args[0], norm.args[1], None, True, 0.1, 1e-5)
+    assert kwargs == {}
+    assert ops.replay(node(target, X, channels, None, channels, channels, False, 0.1, 1e-5)) is None
+    assert ops.replay(node(aten.mm.default, X, X.t())) is None
+
+
+def test_a_replay_equals_its_original() -> None:
+    """The oracle is torch: result, mean and deviation agree in every bit, and no state is read."""
+    x, weight, bias = torch.randn(4, 6), torch.randn(6), torch.randn(6)
+    mean, variance = torch.randn(6), torch.rand(6)
+    target = aten._native_batch_norm_legit_functional.default
+    original = target(x, weight, bias, mean, variance, True, 0.1, 1e-5)
+    norm = node(target, *(t.to("meta") for t in (x, weight, bias, mean, variance)), True, 0.1, 1e-5)
+    replayed, args, _ = ops.replay(norm)
+    real = dict(zip(norm.args[:3], (x, weight, bias), strict=True))
+    again = replayed(*(real.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in args))
+    assert len(again) == ops.REPLAYED_OUTPUTS
+    for each, expected in zip(again, original, strict=False):
+        assert torch.equal(each, expected)
+
+
+# --- Bytes and arithmetic -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.empty(4, 6), 96),
+        (torch.empty(4, 6).t(), 96),
+        (torch.empty(4, 6, dtype=torch.bool), 24),
+        (torch.empty(4, 6, dtype=torch.bfloat16), 48),
+        (torch.empty(()), 4),
+        (torch.empty(0, 6), 0),
+        (torch.empty(6).expand(4, 6), 24),
+        (torch.empty_strided((4, 6), (8, 1)), 120),
+        (torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), 480),
+        (torch.eye(3).to_sparse(), 0),
+    ],
+    ids=lambda value: str(tuple(value.shape)) if isinstance(value, Tensor) else str(value),
+)
+def test_storage_bytes(tensor: Tensor, expected: int) -> None:
+    """Bytes follow from sizes, strides and dtype: those of a storage that ends with the last element."""
+    assert ops.storage_bytes(tensor) == expected
+
+
+def test_bytes_of_values() -> None:
+    """Those of all outputs; moved are operands and results, each operand once."""
+    sort = node(aten.sort.default, X)
+    assert ops.value_bytes(sort) == 96 + 192
+    assert ops.moved_bytes(sort) == 96 + 96 + 192
+    sketch = Sketch()
+    x = sketch.input("primals_1", 4, 6)
+    assert ops.moved_bytes(sketch.call("square", aten.mul.Tensor, x, x)) == 192
+
+
+def test_tensors_of_a_value() -> None:
+    """Nested tuples and lists are looked through; what is no tensor is left out."""
+    a, b, c = (torch.empty(size) for size in (1, 2, 3))
+    assert [tensor.shape[0] for tensor in ops.tensors((a, [b, None, 3], (c,)))] == [1, 2, 3]
+    assert list(ops.tensors(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "expected"),
+    [
+        (aten.mm.default, (X, X.t()), 2 * 4 * 6 * 4),
+        (aten.addmm.default, (torch.empty(4, device="meta"), X, X.t()), 2 * 4 * 6 * 4),
+        (aten.bmm.default, (X[None], X.t()[None]), 2 * 4 * 6 * 4),
+        (aten.add.Tensor, (X, X), 0),
+        (aten.native_layer_norm.default, (X, [6], None, None, 1e-5), 0),
+    ],
+    ids=str,
+)
+def test_flops(target: Any, args: tuple[Any, ...], expected: int) -> None:
+    """A product of (m, k) and (k, n) takes 2 m k n operations; what is no dense kernel takes none."""
+    assert ops.flops(node(target, *args)) == expected
+
+
+def test_flops_of_a_convolution() -> None:
+    """2 * batch * outputs * channels * window."""
+    image, weight = torch.empty(2, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
+    args = (image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert ops.flops(node(aten.convolution.default, *args)) == 2 * 2 * (4 * 8 * 8) * 3 * 9
+
+
+def test_flops_of_attention_on_a_cpu() -> None:
+    """Two products forward and five backward, of sequences of 5 with 3 heads of 4."""
+    q = torch.empty(2, 3, 5, 4, device="meta")
+    product = 2 * 2 * 3 * 5 * 5 * 4
+    attention = node(aten._scaled_dot_product_flash_attention_for_cpu.default, q, q, q)
+    assert ops.flops(attention) == 2 * product
+    logsumexp = torch.empty(2, 3, 5, device="meta")
+    gradient = node(
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        q,
+        q,
+        q,
+        q,
+        q,
+        logsumexp,
+        0.0,
+        False,
+    )
+    assert ops.flops(gradient) == 5 * product
