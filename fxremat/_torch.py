@@ -339,9 +339,13 @@ def compile_id() -> str:
 
 def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
     """Apply Inductor's joint-graph passes, as they run before a partitioner is called."""
+    from torch._dynamo.utils import detect_fake_mode
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
 
-    return joint_graph_passes(module)
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    with V.set_fake_mode(detect_fake_mode(values)):
+        return joint_graph_passes(module)
 
 
 @contextlib.contextmanager

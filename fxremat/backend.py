@@ -26,6 +26,9 @@ _reports: list[Report] = []
 # Inductor's scheduler tries other orders and keeps the lowest estimate; ours is planned.
 _KEEP_ORDER = {"reorder_for_peak_memory": False}
 
+# Inductor holds a dead buffer until one of its size is needed, which may be at the peak.
+_FREE_AT_ONCE = {"allow_buffer_reuse": False}
+
 
 def fxremat_backend(
     module: fx.GraphModule,
@@ -50,7 +53,8 @@ def fxremat_backend(
     partition = Partitioner(parsed)
     if parsed.compiler == "eager":
         return _torch.compile_without_inductor(module, inputs, partition)
-    patches = {**_KEEP_ORDER, **parsed.inductor, "custom_partitioner_fn": partition}
+    defaults = _KEEP_ORDER if parsed.budget is None else {**_KEEP_ORDER, **_FREE_AT_ONCE}
+    patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
     return _torch.compile_with_inductor(module, inputs, patches)
 
 
@@ -90,6 +94,8 @@ class Partitioner(_torch.CustomPartitionerFn):
 
     def uuid(self) -> object:
         """What caches of compiled graphs depend on besides the graph: our source, torch, the options."""
+        if callable(self.options.planner):
+            return None  # a function has no text that names it in another process: nothing is cached
         return _torch.source_hash(pathlib.Path(__file__).parent), repr(self.options)
 
 

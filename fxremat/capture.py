@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from fxremat import _torch
-from fxremat.errors import CaptureError
+from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 from fxremat.graph import JointGraph
+from fxremat.options import COMPILERS
 
 
 class _WithLoss(nn.Module):
@@ -52,12 +53,15 @@ def capture(
 
     Raises:
         CaptureError: The model cannot be traced; the tracer's error is chained.
+        InvalidOptionError: There is no such compiler.
 
     Example:
         >>> g = capture(nn.Linear(4, 2), torch.randn(3, 4), loss=torch.sum)
         >>> [node.name for node in g.nodes if node.phase.value == "forward"]
         ['t', 'addmm', 'sum_1']
     """
+    if compiler not in COMPILERS:
+        raise InvalidOptionError.bad_value("compiler", compiler, COMPILERS)
     traced = model if loss is None else _WithLoss(model, loss)
     try:
         with _torch.export_joint(traced, args, kwargs, compiler == "inductor") as (
@@ -69,6 +73,8 @@ def capture(
             _torch.cse(module)
             _torch.force_saves(module)
             return JointGraph.from_fx(module, num_forward_outputs, name=type(model).__name__)
+    except FxrematError:
+        raise
     except (RuntimeError, TypeError, ValueError) as error:
         raise CaptureError(
             f"{type(model).__name__} could not be traced into a joint graph: {error}. Try it with "

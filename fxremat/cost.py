@@ -74,13 +74,13 @@ def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Co
     Raises:
         InvalidOptionError: Another cost is named.
     """
-    if isinstance(cost, Mapping) or graph.module is None:
-        return _given(graph, cost if isinstance(cost, Mapping) else graph.given_seconds)
-    if cost == "measured":
-        return _given(graph, calibrate.seconds(graph))
-    if cost == "roofline":
-        return _roofline(graph)
-    raise InvalidOptionError.bad_value("cost", cost, COSTS)
+    if isinstance(cost, Mapping):
+        return _given(graph, cost)
+    if cost not in COSTS:
+        raise InvalidOptionError.bad_value("cost", cost, COSTS)
+    if graph.module is None:
+        return _given(graph, graph.given_seconds)
+    return _given(graph, calibrate.seconds(graph)) if cost == "measured" else _roofline(graph)
 
 
 def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> float:

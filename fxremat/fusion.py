@@ -6,9 +6,11 @@ Without fusion every step is a kernel and every value has a buffer. Under Induct
    readers; what it reads is then held until the last of those has run. It is realized all the same if the
    backward or the caller needs it, if an external kernel reads it, or if it is read more than once and
    expensive (more than 4 buffers read, or a transcendental function).
-2. *Fusion.* Realized loops over the same elements become one kernel where no path between them leaves it. A
-   value that only its own kernel reads needs no buffer. Reductions over different dimensions do not fuse.
-3. *In place.* A kernel writes over an operand of the same size that dies with it.
+2. *Fusion.* Realized loops over the same elements become one kernel where no path between them leaves it:
+   a loop with what it reads, and loops near each other that read the same buffer. A value that only its own
+   kernel reads needs no buffer. Reductions over different dimensions do not fuse. The kernel runs where the
+   first of its loops stands, or as soon as all that it reads is there.
+3. *In place.* A loop writes over an operand of the same size that nothing else reads.
 4. *Layout.* Convolutions work channels last. What they read of the caller's (weights, images) is copied at
    the forward's start, and the copy is held as long as a convolution or its gradient reads it.
 
@@ -28,10 +30,14 @@ from fxremat.schedule import Binding
 
 FUSIONS = ("none", "inductor")
 
-# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, max_fusion_size.
+# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, max_fusion_size, and the
+# distance in its scheduler's are_long_distant_nodes.
 MAX_READS_WHEN_REUSED = 4
 MAX_READS = 8
 MAX_KERNEL_NODES = 64
+MAX_DISTANCE = 64
+
+MAX_VISITED = 64  # kernels that the search for a path looks at before it takes one for found
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +78,17 @@ def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
     return _Inductor(graph, binding).lower()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Kernel:
     """A group of steps that run as one kernel; an external kernel is a group of its own."""
 
-    level: int
     elements: int
     reduction: tuple[int, int] | None
     steps: list[int] = field(default_factory=list)
+    producers: list[_Kernel] = field(default_factory=list)
     is_loop: bool = True
     runs_at: int = 0
+    ordinal: int = 0
 
     def admits(self, elements: int, reduction: tuple[int, int] | None) -> bool:
         """Whether a loop over so many elements can be fused into this kernel."""
@@ -107,6 +114,8 @@ class _Inductor:
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
         self.realized: list[bool] = []
         self.kernels: list[_Kernel | None] = []
+        self.latest_reader: dict[int, _Kernel] = {}  # of each buffer, among loops
+        self.realized_count = 0
 
     def lower(self) -> Lowering:
         """Realize, fuse, time, and reuse, in this order."""
@@ -172,20 +181,36 @@ class _Inductor:
         return len(self.readers[step]) > 1 and (loop.is_expensive or reads > MAX_READS_WHEN_REUSED)
 
     def _fuse(self, step: int) -> _Kernel:
+        self.realized_count += 1
         loop = self.loops[self.binding.nodes[step]]
-        producers = [kernel for leaf in self._near(step) if (kernel := self.kernels[leaf]) is not None]
-        top = max((kernel.level for kernel in producers), default=0)
-        nearest = [kernel for kernel in producers if kernel.level == top]
+        found = (self.kernels[leaf] for leaf in self._near(step))
+        producers = list(dict.fromkeys(kernel for kernel in found if kernel is not None))
         is_loop = loop.kind is not Kind.KERNEL
-        joins = is_loop and nearest and all(k.admits(loop.elements, loop.reduction) for k in nearest)
-        if joins and len({id(kernel) for kernel in nearest}) == 1:
-            kernel = nearest[0]
-            kernel.reduction = kernel.reduction or loop.reduction
-            kernel.elements = max(kernel.elements, loop.elements)
-        else:
-            kernel = _Kernel(top + 1, loop.elements, loop.reduction, is_loop=is_loop, runs_at=step)
+        kernel = self._joinable(step, producers) if is_loop else None
+        if kernel is None:
+            kernel = _Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=step)
+        kernel.reduction = kernel.reduction or loop.reduction
+        kernel.elements = max(kernel.elements, loop.elements)
         kernel.steps.append(step)
+        kernel.producers.extend(producer for producer in producers if producer is not kernel)
+        kernel.ordinal = self.realized_count
+        if kernel.is_loop:
+            self.latest_reader.update(dict.fromkeys(self.leaves[step], kernel))
         return kernel
+
+    def _joinable(self, step: int, producers: Sequence[_Kernel]) -> _Kernel | None:
+        """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read."""
+        loop, in_backward = self.loops[self.binding.nodes[step]], step >= self.binding.boundary
+        readers = (self.latest_reader.get(leaf) for leaf in self.leaves[step])
+        siblings = [kernel for kernel in readers if kernel is not None]
+        for kernel in dict.fromkeys((*producers, *siblings)):
+            is_near = self.realized_count - kernel.ordinal <= MAX_DISTANCE
+            is_same_part = (kernel.steps[0] >= self.binding.boundary) == in_backward
+            if not (is_near and is_same_part and kernel.admits(loop.elements, loop.reduction)):
+                continue
+            if not _leads_to(kernel, producers):
+                return kernel
+        return None
 
     def _near(self, step: int) -> Iterable[int]:
         """The leaves of a step in its own part: the backward's graph starts with what was saved."""
@@ -216,14 +241,16 @@ class _Inductor:
     # -- when things happen
 
     def _time_kernels(self) -> None:
-        """A fused kernel runs where its first step stands, or as soon as what it reads is there."""
-        for step, kernel in enumerate(self.kernels):
-            if kernel is None:
-                continue
-            for leaf in self._near(step):
-                producer = self.kernels[leaf]
-                if producer is not None and producer is not kernel:
-                    kernel.runs_at = max(kernel.runs_at, producer.runs_at)
+        """A kernel runs where its first step stands, or as soon as what it reads is there."""
+        kernels = list(dict.fromkeys(kernel for kernel in self.kernels if kernel is not None))
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for kernel in kernels:
+                latest = max((producer.runs_at for producer in kernel.producers), default=0)
+                if latest > kernel.runs_at:
+                    kernel.runs_at = latest
+                    is_settled = False
 
     def _times(self) -> tuple[list[int], list[int]]:
         runs_at = [step if kernel is None else kernel.runs_at for step, kernel in enumerate(self.kernels)]
@@ -246,9 +273,9 @@ class _Inductor:
             size = self.graph.node_bytes(self.binding.nodes[step])
             for leaf in self.leaves[step]:
                 fits = materialised[leaf] and size and self._leaf_bytes(leaf) == size
-                if not fits or leaf in taken or leaf in outputs:
+                if not fits or leaf in taken or leaf in outputs or self._realized_readers(leaf) != [step]:
                     continue
-                if max(read_until[reader] for reader in self.readers[leaf]) == kernel.runs_at:
+                if read_until[step] == kernel.runs_at:
                     taken.add(leaf)
                     yield kernel.runs_at, size
                     break
@@ -265,3 +292,18 @@ class _Inductor:
 
     def _leaf_bytes(self, step: int) -> int:
         return self.graph.node_bytes(self.binding.nodes[step])
+
+
+def _leads_to(kernel: _Kernel, producers: Sequence[_Kernel]) -> bool:
+    """Whether another of the producers needs the kernel, directly or not; True where the search is long."""
+    seen: dict[_Kernel, None] = {}
+    stack = [producer for producer in producers if producer is not kernel]
+    while stack:
+        producer = stack.pop()
+        if producer is kernel or len(seen) > MAX_VISITED:
+            return True
+        is_older = producer.steps[-1] < kernel.steps[0]
+        if not is_older and producer not in seen:
+            seen[producer] = None
+            stack.extend(producer.producers)
+    return False

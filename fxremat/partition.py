@@ -27,10 +27,12 @@ def partition(graph: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         values; the backward takes the saved values and the tangents and returns the gradients.
 
     Raises:
-        GraphError: The graph has no fx graph, or an operator's tuple would have to be saved.
+        GraphError: The graph has no fx graph or no gradient, or an operator's tuple would have to be saved.
     """
     if graph.module is None:
         raise GraphError(graph.name, "a graph made of mappings cannot be partitioned")
+    if all(gradient is None for gradient in graph.backward_outputs):
+        raise GraphError(graph.name, "it computes no gradient, so that it has no backward")
     saved = [graph.fx_nodes[index] for index in saved_values(graph)]
     forward, backward = _torch.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
     names = [node.name for node in graph.nodes]

@@ -179,7 +179,7 @@ def _values(
             graph.source(name),
             saved.get(name, 0),
             mirrors.get(name, 0),
-            graph.node_bytes(index),
+            sum(graph.storage_bytes[storage] for storage in node.recreates),
             mirrors.get(name, 0) * problem.costs.of_node(graph, index),
             (node.keep or "") if name in saved else "",
         )

@@ -1,11 +1,19 @@
-"""What a machine lacks, said once: tests that need it are skipped with that reason."""
+"""What holds for all tests: a fresh compiler for each, and a skip that says what the machine lacks."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_code() -> Iterator[None]:
+    """Behind each test Dynamo forgets what it compiled: at its limit of recompilations it would run eagerly."""
+    yield
+    torch._dynamo.reset()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

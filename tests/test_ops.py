@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from graphs import Sketch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxremat import ops
 from fxremat.ops import Kind
@@ -332,3 +336,100 @@ def test_flops_of_attention_on_a_cpu() -> None:
         False,
     )
     assert ops.flops(gradient) == 5 * product
+
+
+# --- Against torch's own database of operators ----------------------------------------------------------
+
+# Their gradients do not return under a dispatch mode; jiterator's need a GPU.
+SKIPPED = ("angle", "sgn", "sign", "jiterator")
+
+
+def run_database(mode: TorchDispatchMode) -> None:
+    """Run two samples of each differentiable operator that torch's own tests have, forward and backward."""
+    pytest.importorskip("expecttest", reason="torch's database of operators needs expecttest")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for each in op_db:
+        if torch.float32 not in each.dtypes or each.name.startswith(SKIPPED):
+            continue
+        for sample in list(each.sample_inputs("cpu", torch.float32, requires_grad=True))[:2]:
+            arguments = (sample.input, *sample.args)
+            with mode, contextlib.suppress(RuntimeError, NotImplementedError):  # what has no gradient
+                result = each(*arguments, **sample.kwargs)
+                leaves = [leaf for leaf in ops.tensors(result) if leaf.requires_grad]
+                sums = [leaf.abs().sum() for leaf in leaves]
+                wanted = [leaf for leaf in ops.tensors(arguments) if leaf.requires_grad]
+                torch.autograd.grad(sums, wanted, allow_unused=True)
+
+
+class Judging(TorchDispatchMode):
+    """Collects the operators of which ``fault`` finds something wrong."""
+
+    def __init__(self, fault: Callable[[fx.Node, Any, Any, Any], bool]) -> None:
+        super().__init__()
+        self.fault = fault
+        self.seen: set[str] = set()
+        self.faults: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        drawn = pytree.tree_map_only(Tensor, lambda _: x, (args, kwargs))
+        self.seen.add(str(function))
+        if self.fault(graph.call_function(function, *drawn), (args, kwargs), result, function):
+            self.faults.add(str(function))
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_aliases_are_those_of_every_operator_of_torch() -> None:
+    """An operator's result shares a storage with an operand only where it is judged a view."""
+
+    def fault(node: fx.Node, arguments: Any, result: Any, function: Any) -> bool:
+        strided = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        operands = [each for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)]
+        if any(each.layout is not torch.strided for each in (*strided, *operands)):
+            return False
+        held = {storage.data_ptr() for each in operands if (storage := each.untyped_storage()).nbytes()}
+        shares = any(each.untyped_storage().data_ptr() in held for each in strided)
+        return shares and ops.viewed_operand(node) is None
+
+    mode = Judging(fault)
+    run_database(mode)
+    assert len(mode.seen) > 500
+    assert mode.faults == set()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_may_run_again_gives_the_same_again() -> None:
+    """Every operator without a reason to be kept gives equal results twice, and draws no random numbers."""
+
+    def fault(node: fx.Node, arguments: Any, result: Any, function: Any) -> bool:
+        if ops.keep_reason(node) is not None or "empty" in str(function):
+            return False
+        state = torch.get_rng_state()
+        torch.rand(3)
+        elsewhere = torch.get_rng_state()
+        again = function(*arguments[0], **arguments[1])
+        has_drawn = not torch.equal(torch.get_rng_state(), elsewhere)
+        torch.set_rng_state(state)
+        pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(again), strict=True)
+        return has_drawn or not all(_equal(each, other) for each, other in pairs)
+
+    mode = Judging(fault)
+    run_database(mode)
+    unread = {"aten._ctc_loss.default", "aten._ctc_loss.Tensor"}  # leave what lies behind a length as it was
+    assert mode.faults - unread == set()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or one.layout is not torch.strided:
+        return True
+    one, other = (
+        torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in (one, other)
+    )
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
