@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -208,7 +208,7 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[
         graph: The graph.
         mirror_counts: Node name to m >= 0; absent names count 0.
         early: Names of DEFERRED nodes that stand in the backward and shall run in the forward, so that
-            they are saved in place of what they are computed from.
+            they are saved in place of what they are computed from, unless an ordered node is among them.
 
     Raises:
         ScheduleError: A name is unknown or a count negative.
@@ -255,17 +255,34 @@ def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> li
 
 
 def _with_deferred_operands(graph: JointGraph, early: Iterable[str]) -> list[int]:
-    """The named nodes that stand in the backward, with the deferred nodes there that they need."""
+    """The named nodes that stand in the backward, with the deferred nodes there that they need.
+
+    A node that needs an ordered one stays where it is.
+    """
     found: set[int] = set()
-    stack = [graph.index[name] for name in early]
+    for name in early:
+        needed = _needed_in_backward(graph, name, found)
+        if not any(graph.nodes[node].ordered for node in needed):
+            found |= needed
+    return sorted(found)
+
+
+def _needed_in_backward(graph: JointGraph, name: str, found: Collection[int]) -> set[int]:
+    """The node and its ancestors that stand in the backward, those found before left out."""
+    if name not in graph.index:
+        raise ScheduleError(name, None, "the graph has no such node to run early")
+    needed: set[int] = set()
+    stack = [graph.index[name]]
     while stack:
         node = stack.pop()
-        if node >= graph.boundary and node not in found:
-            if graph.nodes[node].phase is not Phase.DEFERRED:
-                raise ScheduleError(graph.nodes[node].name, None, "only a deferred node can run early")
-            found.update(_with_outputs(graph, _operator(graph, node)))
-            stack.extend(graph.nodes[_operator(graph, node)].operands)
-    return sorted(found)
+        if node < graph.boundary or node in found or node in needed:
+            continue
+        if graph.nodes[node].phase is not Phase.DEFERRED:
+            raise ScheduleError(graph.nodes[node].name, None, "only a deferred node can run early")
+        operator = _operator(graph, node)
+        needed.update(_with_outputs(graph, operator))
+        stack.extend(graph.nodes[operator].operands)
+    return needed
 
 
 def _with_outputs(graph: JointGraph, operator: int) -> Iterable[int]:
@@ -279,6 +296,8 @@ def _with_outputs(graph: JointGraph, operator: int) -> Iterable[int]:
 
 def _forward_order(graph: JointGraph, early: Sequence[int]) -> Iterable[int]:
     """The forward, each early node directly behind the last of its operands."""
+    if graph.boundary == graph.num_inputs:
+        yield from early
     behind: dict[int, list[int]] = {}
     place: dict[int, int] = {}
     for node in early:

@@ -310,7 +310,7 @@ ROWS, COLUMNS = 4, 6
 
 
 def few(count: int) -> settings:
-    """So many examples, for tests that trace each; a failure is shrunk but not explained, which takes long."""
+    """So many examples, for tests that trace each; a failure is shrunk, but not explained, which is slow."""
     phases = [each for each in hypothesis.Phase if each is not hypothesis.Phase.explain]
     return settings(max_examples=count, deadline=None, phases=phases)
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxremat import ops
-from fxremat.ops import Kind
+from fxremat.ops import Kind, Loop
 
 aten = torch.ops.aten
 
@@ -121,6 +121,31 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
         image, weight = torch.empty(1, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
         args = (image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     assert ops.kind(node(target, *args)) is expected
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "expected"),
+    [
+        (aten.add.Tensor, (X, X), Loop(Kind.POINTWISE, 24)),
+        (aten.exp.default, (X,), Loop(Kind.POINTWISE, 24, is_expensive=True)),
+        (aten.sum.dim_IntList, (X, [1]), Loop(Kind.REDUCTION, 24, (24, 4))),
+        (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16)),
+        (aten.t.default, (X,), Loop(Kind.VIEW, 24)),
+    ],
+    ids=str,
+)
+def test_loops(target: Any, args: tuple[Any, ...], expected: Loop) -> None:
+    """A loop runs over what it writes, a reduction over what it reads."""
+    assert ops.loop(node(target, *args)) == expected
+
+
+def test_images_lie_channels_first_or_last() -> None:
+    """What a convolution would have to copy: four dimensions, unless the order makes no difference."""
+    image = torch.empty(2, 3, 4, 5)
+    assert ops.is_channels_first(image)
+    assert not ops.is_channels_first(image.to(memory_format=torch.channels_last))
+    assert not ops.is_channels_first(torch.empty(2, 3, 1, 1))
+    assert not ops.is_channels_first(torch.empty(2, 3))
 
 
 def test_titles() -> None:
@@ -391,7 +416,8 @@ def test_aliases_are_those_of_every_operator_of_torch() -> None:
     def fault(node: fx.Node, arguments: Any, result: Any, function: Any) -> bool:
         strided = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
         operands = [each for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)]
-        if any(each.layout is not torch.strided for each in (*strided, *operands)):
+        is_sparse = any(each.layout is not torch.strided for each in (*strided, *operands))
+        if is_sparse or function._schema.is_mutable:  # a traced graph has no operator that writes
             return False
         held = {storage.data_ptr() for each in operands if (storage := each.untyped_storage()).nbytes()}
         shares = any(each.untyped_storage().data_ptr() in held for each in strided)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 from graphs import chain, graphs_and_counts, graphs_and_schedules, joint_graphs, with_outputs, with_phases
@@ -284,6 +285,66 @@ def test_impossible_counts_are_refused(counts: dict[str, int], node: str, proble
     with pytest.raises(ScheduleError, match=problem) as caught:
         expand(chain(2), counts)
     assert (caught.value.node, caught.value.step) == (node, None)
+
+
+def late_values() -> JointGraph:
+    """late and later are deferred and stand in the backward; later needs late."""
+    graph = JointGraph.from_mappings(
+        {
+            **{"x": (), "t": (), "f1": ["x"], "f2": ["f1"]},
+            **{"g2": ["t"], "late": ["f1"], "later": ["late", "x"], "g1": ["g2", "later"]},
+        },
+        dict.fromkeys(["f1", "f2", "late", "later", "g2", "g1"], 1),
+        forward_outputs=["f2"],
+        backward_outputs=["g1"],
+        backward=["late", "later", "g2", "g1"],
+    )
+    return with_phases(graph, ["t"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "early", "expected"),
+    [
+        ({}, [], "f1 f2 g2 late later g1"),
+        ({}, ["late"], "f1 late f2 g2 later g1"),
+        ({}, ["later"], "f1 late later f2 g2 g1"),
+        ({"f1": 1}, [], "f1 f2 g2 f1 late later g1"),
+        ({"f1": 1}, ["later"], "f1 late later f2 g2 g1"),
+        ({"f1": 1}, ["f1"], "f1 f2 g2 f1 late later g1"),
+    ],
+)
+def test_a_deferred_node_may_run_early(counts: dict[str, int], early: list[str], expected: str) -> None:
+    """Named early it runs behind its operands in the forward, with the deferred nodes that it needs."""
+    graph = late_values()
+    assert expand(graph, counts, early) == words(expected)
+    validate(graph, words(expected))
+
+
+@pytest.mark.parametrize(("name", "problem"), [("g1", "only a deferred node"), ("g9", "no such node")])
+def test_only_deferred_nodes_may_run_early(name: str, problem: str) -> None:
+    """A gradient and an unknown name are ScheduleErrors."""
+    with pytest.raises(ScheduleError, match=problem) as caught:
+        expand(late_values(), {}, [name])
+    assert caught.value.node == name
+
+
+def test_what_needs_an_ordered_node_does_not_run_early() -> None:
+    """The ordered node keeps its place, and so does what reads it."""
+    graph = with_order(late_values(), "late")
+    assert expand(graph, {}, ["later"]) == identity(graph)
+
+
+@given(graphs_and_counts(), st.randoms(use_true_random=False))
+def test_early_nodes_run_once_and_the_schedule_is_valid(
+    drawn: tuple[JointGraph, dict[str, int]], random: Random
+) -> None:
+    """Any deferred nodes of the backward may be named early, with any mirror counts."""
+    graph, counts = drawn
+    late = [node.name for node in graph.nodes[graph.boundary :] if node.phase is Phase.DEFERRED]
+    early = [name for name in late if random.random() < 0.5]
+    schedule = expand(graph, counts, early)
+    validate(graph, schedule)
+    assert all(schedule.count(name) == 1 for name in early)
 
 
 def algorithm_1(ends: Sequence[int]) -> list[str]:

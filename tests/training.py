@@ -76,7 +76,9 @@ def outcome(module: nn.Module, inputs: Iterable[Any], seed: int = 0) -> dict[str
         torch.stack(losses).sum().backward()
     leaves = dict(module.named_parameters())
     leaves |= {f"inputs.{i}": each for i, each in enumerate(given) if isinstance(each, Tensor)}
-    left |= {f"{_plain(name)}.grad": each.grad.clone() for name, each in leaves.items() if each.grad is not None}
+    left |= {
+        f"{_plain(name)}.grad": each.grad.clone() for name, each in leaves.items() if each.grad is not None
+    }
     left |= {_plain(name): each.detach().clone() for name, each in (*leaves.items(), *module.named_buffers())}
     return {**left, "generator": torch.get_rng_state()}
 
@@ -91,18 +93,20 @@ def assert_same_outcome(found: Mapping[str, Tensor], expected: Mapping[str, Tens
 
 
 def assert_trains_alike(
-    module: nn.Module, inputs: Iterable[Any], *, steps: int = 2, **options: Any
+    module: nn.Module, inputs: Iterable[Any], *, steps: int = 2, reference: str = "eager", **options: Any
 ) -> tuple[Report, ...]:
     """Training steps of a module are the same compiled as in eager; the reports of what was compiled.
 
-    The steps accumulate their gradients. The module itself stays as it is.
+    The steps accumulate their gradients. The module itself stays as it is. Where AOTAutograd adds up
+    gradients in another order than eager does, the reference is its backend ``"aot_eager"``.
     """
     inputs = tuple(inputs)
-    eager, other = copy.deepcopy(module), copy.deepcopy(module)
+    expected: Any = copy.deepcopy(module)
+    expected = expected if reference == "eager" else torch.compile(expected, backend=reference)
     count = len(fxremat.reports())
-    subject = compiled(other, **options)
+    found = compiled(copy.deepcopy(module), **options)
     for seed in range(steps):
-        assert_same_outcome(outcome(subject, inputs, seed), outcome(eager, inputs, seed))
+        assert_same_outcome(outcome(found, inputs, seed), outcome(expected, inputs, seed))
     reports = fxremat.reports()[count:]
     assert reports, "nothing was compiled with a backward"
     return reports
