@@ -65,10 +65,11 @@ __all__ = [
     "must_be_in_forward",
     "mutated_input_of",
     "order_after",
+    "pin_to_backward",
     "real_tensors",
     "source_hash",
     "wait_tensor_target",
-    "was_traced_in_backward",
+    "was_traced_in_forward",
 ]
 
 
@@ -145,9 +146,14 @@ def must_be_in_backward(node: fx.Node) -> bool:
     return bool(partitioners._must_be_in_backward(node))
 
 
-def was_traced_in_backward(node: fx.Node) -> bool:
-    """Whether AOTAutograd traced this node while the backward ran."""
-    return bool(partitioners._has_tag_is_backward(node))
+def was_traced_in_forward(node: fx.Node) -> bool:
+    """Whether AOTAutograd says that it traced this node while the forward ran."""
+    return bool(partitioners._has_tag_is_forward(node))
+
+
+def pin_to_backward(node: fx.Node) -> None:
+    """Have PyTorch's helpers, and `must_be_in_backward`, take the node for one of the backward."""
+    node.meta["partitioner_tag"] = "must_be_in_backward"
 
 
 def mutated_input_of(description: object) -> object | None:

@@ -3,7 +3,7 @@
 Phases:
     INPUT: a placeholder or attribute.
     FORWARD: needed by a forward output, or has an effect or draws random numbers in the forward.
-    BACKWARD: depends on a tangent, or was placed in the backward by AOTAutograd.
+    BACKWARD: depends on a tangent, draws random numbers in the backward, or was placed there by AOTAutograd.
     DEFERRED: neither: computed from forward values alone and read by the backward only, such as a
         logsumexp or the transpose of a weight. Such a node runs where it is first needed; taken for a
         root of the backward it would pull a whole forward to the backward's start.
@@ -58,6 +58,8 @@ def canonical_copy(
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copied_phases.append(phases[node])
+        if phases[node] is Phase.BACKWARD and ops.is_random(node):
+            _torch.pin_to_backward(copies[node])  # its place in a rewritten graph may not tell any more
     graph.node_copy(_output(module.graph), copies.__getitem__)
     copy = fx.GraphModule(module, graph)
     copy.meta.update(module.meta)
@@ -92,7 +94,7 @@ def _classify(graph: fx.Graph, num_forward_outputs: int) -> dict[fx.Node, Phase]
     """The phase of every live node but the output, in the graph's order."""
     leaves = _torch.leaves(_output(graph).args[0])
     forward_outputs = {leaf for leaf in leaves[:num_forward_outputs] if isinstance(leaf, fx.Node)}
-    backward = _tangent_dependent(graph)
+    backward = _tangent_dependent(graph, _drawn_in_backward(graph, forward_outputs))
     forward: set[fx.Node] = set()
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -124,14 +126,28 @@ def _phase(node: fx.Node, in_forward: bool, in_backward: bool) -> Phase:
     return Phase.FORWARD if in_forward else Phase.DEFERRED
 
 
-def _tangent_dependent(graph: fx.Graph) -> set[fx.Node]:
-    dependent: set[fx.Node] = set()
+def _drawn_in_backward(graph: fx.Graph, forward_outputs: set[fx.Node]) -> set[fx.Node]:
+    """Random nodes that were traced behind all of the forward, and that no forward output needs."""
+    late: set[fx.Node] = set()
+    needed = set(forward_outputs)
+    for node in reversed(graph.nodes):
+        if _torch.was_traced_in_forward(node):
+            return late
+        if not needed.isdisjoint(node.users):
+            needed.add(node)
+        if ops.is_random(node) and node not in needed:
+            late.add(node)
+    return set()  # nothing tells where any node was traced
+
+
+def _tangent_dependent(graph: fx.Graph, drawn: set[fx.Node]) -> set[fx.Node]:
+    """Nodes that read a tangent or a number drawn in the backward, or that must be there."""
+    dependent = set(drawn)
     for node in graph.nodes:
         if node.op in ("output", "placeholder", "get_attr"):
             continue
         reads = any(_torch.is_tangent(operand) or operand in dependent for operand in node.all_input_nodes)
-        draws = ops.is_random(node) and _torch.was_traced_in_backward(node)
-        if reads or draws or _torch.must_be_in_backward(node):
+        if reads or _torch.must_be_in_backward(node):
             dependent.add(node)
     return dependent
 

@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def forget_compiled_code() -> Iterator[None]:
-    """Behind each test Dynamo forgets what it compiled: at its limit of recompilations it would run eagerly."""
+    """Behind each test Dynamo forgets what it compiled: at its recompilation limit it would run eagerly."""
     yield
     torch._dynamo.reset()
 

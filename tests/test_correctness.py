@@ -37,7 +37,7 @@ NUMBERS_BYTES = 32  # the Python numbers of one pointwise operator, which ATen m
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_networks_train_alike_at_every_budget(name: str, budget: Any) -> None:
-    """Outputs, gradients, buffers and random states are eager's; if half the peak can't be had, the lowest can."""
+    """Outputs, gradients, buffers and random states are eager's, at the lowest peak where half is too little."""
     module, inputs = fresh(case(name))
     try:
         (report,) = assert_trains_alike(module, inputs, steps=1, budget=budget)

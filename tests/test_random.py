@@ -60,7 +60,7 @@ def many_kinds(p: Program, x: Tensor) -> Tensor:
     y = functional.gumbel_softmax(y) * torch.empty(4, 4).uniform_()
     y = y + torch.normal(y.detach(), 0.1) + torch.multinomial(torch.ones(4), 4)
     y = functional.alpha_dropout(y, 0.2, training=True)
-    return functional.dropout2d(y, 0.4).tanh()
+    return functional.feature_alpha_dropout(y, 0.4, training=True).tanh()
 
 
 @pytest.mark.parametrize("mirrors", [1, 2])
@@ -77,7 +77,7 @@ def test_the_backward_draws_nothing() -> None:
     loss = subject(square()).sum()
     with CountOperators() as counted:
         loss.backward()
-    assert counted.counts["aten.gelu"] > 0
+    assert counted.counts["aten.addmm"] > 0
     assert not {"aten.native_dropout", "aten.bernoulli", "aten.bernoulli_"} & set(counted.counts)
 
 
