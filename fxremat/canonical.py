@@ -2,7 +2,8 @@
 
 Phases:
     INPUT: a placeholder or attribute.
-    FORWARD: needed by a forward output, or has an effect or draws random numbers in the forward.
+    FORWARD: needed by a forward output, or has an effect or draws random numbers in the forward, or is a
+        number (a symbolic size) made of such values.
     BACKWARD: depends on a tangent, draws random numbers in the backward, or was placed there by AOTAutograd.
     DEFERRED: neither: computed from forward values alone and read by the backward only, such as a
         logsumexp or the transpose of a weight. Such a node runs where it is first needed; taken for a
@@ -114,8 +115,18 @@ def _classify(graph: fx.Graph, num_forward_outputs: int) -> dict[fx.Node, Phase]
                 f"node {node.name!r} ({source_line(node)}) is needed by the forward but depends on a "
                 f"tangent; use on_error='fallback' to let PyTorch's partitioner handle this graph"
             )
-        phases[node] = _phase(node, node in forward, node in backward)
+        is_forward = node in forward or _is_number_of(node, phases)
+        phases[node] = _phase(node, is_forward, node in backward)
     return phases
+
+
+def _is_number_of(node: fx.Node, phases: Mapping[fx.Node, Phase]) -> bool:
+    """Whether the node's value is a number, such as a size, that is known when the forward is done.
+
+    Saved it takes no memory; in the backward it would need the tensor that it is a size of.
+    """
+    known = (Phase.INPUT, Phase.FORWARD)
+    return _torch.is_symbolic(node) and all(phases[operand] in known for operand in node.all_input_nodes)
 
 
 def _phase(node: fx.Node, in_forward: bool, in_backward: bool) -> Phase:

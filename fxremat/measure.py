@@ -81,7 +81,6 @@ def measure_peak(step: Callable[[], object], *, device: torch.device | str | Non
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type not in ("cpu", "cuda"):
         raise InvalidOptionError.bad_value("device", str(where), ("cpu", "cuda"))
-    gc.collect()
     return _measure_cpu(step) if where.type == "cpu" else _measure_cuda(step, where)
 
 
@@ -177,6 +176,7 @@ def _peak_and_end(changes: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _measure_cuda(step: Callable[[], object], device: torch.device) -> Measurement:
+    gc.collect()  # so that no older block is freed while the step runs
     torch.cuda.synchronize(device)
     start_bytes = _cuda_bytes(device, "current")
     torch.cuda.reset_peak_memory_stats(device)

@@ -89,6 +89,19 @@ def test_an_effect_of_the_backward_is_backward() -> None:
     assert found == {"a": "forward", "new": "deferred", "write": "backward", "da": "backward"}
 
 
+def test_a_number_of_the_forward_is_forward() -> None:
+    """A size that only the backward reads is taken where its tensor is, wherever it was traced."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).tanh().view(-1).exp().sum()
+
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    (graph,) = compiled_graphs(model, x, w, dynamic=True)
+    is_number = [isinstance(node.meta["val"], torch.SymInt) for node in graph.fx_nodes]
+    found = [node.phase for node, number in zip(graph.nodes, is_number, strict=True) if number]
+    assert set(found) == {Phase.INPUT, Phase.FORWARD}
+
+
 def test_a_forward_output_that_needs_a_tangent_is_an_error() -> None:
     """Such a graph cannot be split; the error names the node and the user's line."""
     sketch = Sketch()

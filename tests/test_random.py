@@ -43,7 +43,9 @@ def test_forward_and_backward_use_the_same_masks_under_inductor() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"budget": "min"}, {"planner": everything(1)}, {"planner": everything(2)}]
+    "options",
+    [{"budget": "min"}, {"planner": everything(1)}, {"planner": everything(2)}],
+    ids=["min", "everything", "everything_twice"],
 )
 def test_dropout_trains_alike(options: dict[str, Any]) -> None:
     """The seed gives eager's masks, and the generator stands where eager leaves it."""
