@@ -325,7 +325,8 @@ def _cell(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([left.sigmoid(), right.tanh()], dim=-1).flatten(-2)
 
 
-# What a step of a random model computes of two earlier values; all have the same shape.
+# What a step of a random model computes of two earlier values; all have the same shape and are contiguous,
+# for the gradient that torch traces of a batch normalisation is right for such inputs alone.
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "mul": torch.mul,
@@ -340,7 +341,7 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max": lambda a, b: b * a.max(1, keepdim=True).values,
     "sort": lambda a, b: a.sort(1).values + b,
     "expand": lambda a, b: a + b.mean(0, keepdim=True).expand_as(a),
-    "view": lambda a, b: a.flatten().view(COLUMNS, ROWS).t() - b,
+    "view": lambda a, b: a.flatten().view(COLUMNS, ROWS).t().contiguous() - b,
     "detach": lambda a, b: a.detach().exp() * b,
     "inplace": lambda a, b: a.clone().mul_(2).add_(b),
     "scan": lambda a, b: a.cumsum(0) + b,
