@@ -119,7 +119,7 @@ def _measure_seconds(node: fx.Node) -> float:
 
 def _call(node: fx.Node, channels_last: bool = False) -> Callable[[], object]:
     """The node on example operands, as a callable."""
-    channels_last &= ops.is_convolution(node)
+    channels_last &= ops.is_convolution(node) or ops.is_convolution_gradient(node)
 
     def example(argument: Any) -> Any:
         value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument

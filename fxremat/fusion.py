@@ -10,9 +10,18 @@ Without fusion every step is a kernel and every value has a buffer. Under Induct
    a loop with what it reads, and loops near each other that read the same buffer. A value that only its own
    kernel reads needs no buffer. Reductions over different dimensions do not fuse. The kernel runs where the
    first of its loops stands, or as soon as all that it reads is there.
-3. *In place.* A loop writes over an operand of the same size that nothing else reads.
+3. *In place.* A loop writes over an operand of the same size that no later kernel reads, nor another loop
+   of its own kernel.
 4. *Layout.* Convolutions work channels last. What they read of the caller's (weights, images) is copied at
    the forward's start, and the copy is held as long as a convolution or its gradient reads it.
+
+On a CPU two more:
+
+5. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
+   what they read is freed after it.
+6. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
+   the first of them. An operand whose layout is still free has no other buffer then, and its readers hold
+   the whole result. The gradient of a convolution that reads the result gets a copy.
 
 This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, not loop indices. How far
 it is off is a tested figure (docs/limits). Linear in steps and reads.
@@ -20,11 +29,14 @@ it is off is a tested figure (docs/limits). Linear in steps and reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fxremat import ops
 from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
+from fxremat.kernels import Kernel, in_order, join_calls, leads_to
+from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
 from fxremat.schedule import Binding
 
@@ -34,10 +46,7 @@ FUSIONS = ("none", "inductor")
 # distance in its scheduler's are_long_distant_nodes.
 MAX_READS_WHEN_REUSED = 4
 MAX_READS = 8
-MAX_KERNEL_NODES = 64
 MAX_DISTANCE = 64
-
-MAX_VISITED = 64  # kernels that the search for a path looks at before it takes one for found
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +57,16 @@ class Lowering:
         materialised: For each step, whether its value gets a buffer.
         runs_at: For each step, the step at which the kernel that computes it runs.
         read_until: For each step, the last step at which its operands are read on its behalf.
-        reused_bytes: Pairs (step, bytes): a kernel that writes its result over an operand that dies there.
-        copied_bytes: Pairs (step, bytes): a copy of an input that is made at the start and held to the step.
+        extra_bytes: Triples (first step, last step, bytes), the steps included: copies that the code holds
+            besides the values, and, negative, results that are written over an operand that dies there.
+        held_in: For steps whose value is a part of a later step's buffer, that step.
     """
 
     materialised: Sequence[bool]
     runs_at: Sequence[int]
     read_until: Sequence[int]
-    reused_bytes: Sequence[tuple[int, int]] = ()
-    copied_bytes: Sequence[tuple[int, int]] = ()
+    extra_bytes: Sequence[tuple[int, int, int]] = ()
+    held_in: Mapping[int, int] = field(default_factory=dict)
 
 
 def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
@@ -78,29 +88,6 @@ def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
     return _Inductor(graph, binding).lower()
 
 
-@dataclass(slots=True, eq=False)
-class _Kernel:
-    """A group of steps that run as one kernel; an external kernel is a group of its own."""
-
-    elements: int
-    reduction: tuple[int, int] | None
-    steps: list[int] = field(default_factory=list)
-    producers: list[_Kernel] = field(default_factory=list)
-    is_loop: bool = True
-    runs_at: int = 0
-    ordinal: int = 0
-
-    def admits(self, elements: int, reduction: tuple[int, int] | None) -> bool:
-        """Whether a loop over so many elements can be fused into this kernel."""
-        if not self.is_loop or len(self.steps) >= MAX_KERNEL_NODES:
-            return False
-        if reduction is not None and self.reduction is not None:
-            return reduction == self.reduction
-        if reduction is not None:
-            return self.elements in reduction
-        return elements == self.elements or (self.reduction is not None and elements in self.reduction)
-
-
 class _Inductor:
     """One pass of the model over a schedule."""
 
@@ -112,22 +99,34 @@ class _Inductor:
         outputs = {self._base(step) for step in binding.outputs}
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
+        self.inputs_read: list[frozenset[int]] = []  # and the inputs of the graph
         self.realized: list[bool] = []
-        self.kernels: list[_Kernel | None] = []
-        self.latest_reader: dict[int, _Kernel] = {}  # of each buffer, among loops
+        self.kernels: list[Kernel | None] = []
+        self.latest_reader: dict[int, Kernel] = {}  # of each buffer, among loops
+        self.feeders: dict[int, list[Kernel]] = {}  # the loops that write to a concatenation
         self.realized_count = 0
 
     def lower(self) -> Lowering:
         """Realize, fuse, time, and reuse, in this order."""
-        for step in range(len(self.binding.nodes)):
+        steps = range(len(self.binding.nodes))
+        for step in steps:
             self._realize(step)
-        for step in range(len(self.binding.nodes)):
+        for step in steps:
             self.kernels.append(self._fuse(step) if self.realized[step] else None)
-        self._time_kernels()
+        kernels = in_order(dict.fromkeys(kernel for kernel in self.kernels if kernel is not None))
+        if self.graph.is_on_cpu:
+            join_calls(kernels, self.binding.boundary)
         runs_at, read_until = self._times()
-        materialised = [self._materialised(step) for step in range(len(self.binding.nodes))]
-        reuses = list(self._reuses(materialised, read_until))
-        return Lowering(materialised, runs_at, read_until, reuses, list(self._copies()))
+        materialised = [self._materialised(step) for step in steps]
+        held_in = self._held_in()
+        for step in held_in:
+            materialised[step] = False
+        extra = [
+            *self._reuses(materialised, read_until),
+            *input_copies(self.graph, self.binding),
+            *self._cat_copies(held_in),
+        ]
+        return Lowering(materialised, runs_at, read_until, extra, held_in)
 
     # -- what reads what, views looked through
 
@@ -168,7 +167,15 @@ class _Inductor:
         for base in reads:
             found.update(dict.fromkeys((base,) if self.realized[base] else self.leaves[base]))
         self.leaves.append(tuple(found))
-        self.realized.append(self._must_realize(step, len(found)))
+        self.inputs_read.append(self._inputs_read(step))
+        self.realized.append(self._must_realize(step, len(found) + len(self.inputs_read[step])))
+
+    def _inputs_read(self, step: int) -> frozenset[int]:
+        """The graph's inputs that computing a step reads, inlined operands looked through."""
+        operands = self.graph.nodes[self.binding.nodes[step]].operands
+        own = frozenset(operand for operand in operands if operand < self.graph.num_inputs)
+        inlined = (read for read in self.binding.reads[step] if read is not None and not self.realized[read])
+        return own.union(*(self.inputs_read[read] for read in inlined))
 
     def _must_realize(self, step: int, reads: int) -> bool:
         loop = self.loops[self.binding.nodes[step]]
@@ -176,19 +183,23 @@ class _Inductor:
             return False
         if loop.kind is not Kind.POINTWISE or self.pinned[step] or reads > MAX_READS:
             return True
-        if any(self._kind(reader) is Kind.KERNEL for reader in self.readers[step]):
+        if loop.is_window or (loop.is_cat and self.graph.is_on_cpu) or self._feeds_kernel(step):
+            return True
+        if any(self.loops[self.binding.nodes[reader]].is_window for reader in self.readers[step]):
             return True
         return len(self.readers[step]) > 1 and (loop.is_expensive or reads > MAX_READS_WHEN_REUSED)
 
-    def _fuse(self, step: int) -> _Kernel:
+    def _fuse(self, step: int) -> Kernel:
         self.realized_count += 1
         loop = self.loops[self.binding.nodes[step]]
         found = (self.kernels[leaf] for leaf in self._near(step))
         producers = list(dict.fromkeys(kernel for kernel in found if kernel is not None))
         is_loop = loop.kind is not Kind.KERNEL
         kernel = self._joinable(step, producers) if is_loop else None
+        if loop.is_cat and self.graph.is_on_cpu:
+            self.feeders[step] = list(self._feeders(step))
         if kernel is None:
-            kernel = _Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=step)
+            kernel = Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=step)
         kernel.reduction = kernel.reduction or loop.reduction
         kernel.elements = max(kernel.elements, loop.elements)
         kernel.steps.append(step)
@@ -198,17 +209,31 @@ class _Inductor:
             self.latest_reader.update(dict.fromkeys(self.leaves[step], kernel))
         return kernel
 
-    def _joinable(self, step: int, producers: Sequence[_Kernel]) -> _Kernel | None:
+    def _feeders(self, step: int) -> Iterable[Kernel]:
+        """The near loops that have an operand at hand and can write it to the concatenation."""
+        for read in self.binding.reads[step]:
+            if read is None:
+                continue
+            base = self.bases[read]
+            elements = self.loops[self.binding.nodes[base]].elements
+            for leaf in (base,) if self.realized[base] else self.leaves[base]:
+                kernel = self.kernels[leaf]
+                if kernel is not None and self._is_near(kernel, step) and kernel.admits(elements, None):
+                    yield kernel
+
+    def _is_near(self, kernel: Kernel, step: int) -> bool:
+        is_same_part = (kernel.steps[0] >= self.binding.boundary) == (step >= self.binding.boundary)
+        return is_same_part and self.realized_count - kernel.ordinal <= MAX_DISTANCE
+
+    def _joinable(self, step: int, producers: Sequence[Kernel]) -> Kernel | None:
         """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read."""
-        loop, in_backward = self.loops[self.binding.nodes[step]], step >= self.binding.boundary
+        loop = self.loops[self.binding.nodes[step]]
         readers = (self.latest_reader.get(leaf) for leaf in self.leaves[step])
         siblings = [kernel for kernel in readers if kernel is not None]
         for kernel in dict.fromkeys((*producers, *siblings)):
-            is_near = self.realized_count - kernel.ordinal <= MAX_DISTANCE
-            is_same_part = (kernel.steps[0] >= self.binding.boundary) == in_backward
-            if not (is_near and is_same_part and kernel.admits(loop.elements, loop.reduction)):
+            if not (self._is_near(kernel, step) and kernel.admits(loop.elements, loop.reduction)):
                 continue
-            if not _leads_to(kernel, producers):
+            if not leads_to(kernel, producers):
                 return kernel
         return None
 
@@ -222,7 +247,7 @@ class _Inductor:
             return True
         if not self.realized[step]:
             return False
-        if self.pinned[step]:
+        if self.pinned[step] or step in self.feeders:
             return True
         kernel = self.kernels[step]
         return any(self.kernels[reader] is not kernel for reader in self._realized_readers(step))
@@ -240,18 +265,6 @@ class _Inductor:
 
     # -- when things happen
 
-    def _time_kernels(self) -> None:
-        """A kernel runs where its first step stands, or as soon as what it reads is there."""
-        kernels = list(dict.fromkeys(kernel for kernel in self.kernels if kernel is not None))
-        is_settled = False
-        while not is_settled:
-            is_settled = True
-            for kernel in kernels:
-                latest = max((producer.runs_at for producer in kernel.producers), default=0)
-                if latest > kernel.runs_at:
-                    kernel.runs_at = latest
-                    is_settled = False
-
     def _times(self) -> tuple[list[int], list[int]]:
         runs_at = [step if kernel is None else kernel.runs_at for step, kernel in enumerate(self.kernels)]
         read_until = list(runs_at)
@@ -261,9 +274,19 @@ class _Inductor:
                 read_until[step] = max((read_until[r] for r in self.readers[step]), default=step)
             elif is_view:
                 read_until[step] = step
+        for step, feeders in self.feeders.items():
+            runs_at[step] = min((kernel.runs_at for kernel in feeders), default=runs_at[step])
         return runs_at, read_until
 
-    def _reuses(self, materialised: Sequence[bool], read_until: Sequence[int]) -> Iterable[tuple[int, int]]:
+    def _reads_last(self, step: int, leaf: int) -> bool:
+        """Whether all other loops that read a buffer belong to kernels before this step's."""
+        kernel = self.kernels[step]
+        others = (self.kernels[reader] for reader in self._realized_readers(leaf) if reader != step)
+        return kernel is not None and all(other is None or other.rank < kernel.rank for other in others)
+
+    def _reuses(
+        self, materialised: Sequence[bool], read_until: Sequence[int]
+    ) -> Iterable[tuple[int, int, int]]:
         """A buffer of a loop may take the place of one of equal size that its kernel reads last."""
         outputs = {self.bases[step] for step in self.binding.outputs}
         taken: set[int] = set()
@@ -273,37 +296,46 @@ class _Inductor:
             size = self.graph.node_bytes(self.binding.nodes[step])
             for leaf in self.leaves[step]:
                 fits = materialised[leaf] and size and self._leaf_bytes(leaf) == size
-                if not fits or leaf in taken or leaf in outputs or self._realized_readers(leaf) != [step]:
+                if not fits or leaf in taken or leaf in outputs or not self._reads_last(step, leaf):
                     continue
                 if read_until[step] == kernel.runs_at:
                     taken.add(leaf)
-                    yield kernel.runs_at, size
+                    yield kernel.runs_at, kernel.runs_at, -size
                     break
 
-    def _copies(self) -> Iterable[tuple[int, int]]:
-        """What convolutions read of the caller's, until the last of them has run."""
-        last: dict[int, int] = {}
-        for step, position in enumerate(self.binding.nodes):
-            if position in self.graph.convolutions:
-                operands = self.graph.nodes[position].operands
-                last.update((operand, step) for operand in operands if operand < self.graph.num_inputs)
-        for operand, step in last.items():
-            yield step, self.graph.channels_last_bytes(operand)
+    # -- concatenations
+
+    def _held_in(self) -> dict[int, int]:
+        """Operands that are computed right into a concatenation and read from there."""
+        if not self.feeders:
+            return {}
+        fixed = channels_last(self.graph, self.binding)
+        held: dict[int, int] = {}
+        for step in self.feeders:
+            for read in self.binding.reads[step]:
+                base = step if read is None else self.bases[read]
+                is_loop = self._kind(base) in (Kind.POINTWISE, Kind.REDUCTION)
+                is_free = is_loop and not self.pinned[base] and base not in fixed
+                if base != step and is_free and self.realized[base] and not self._feeds_kernel(base):
+                    held.setdefault(base, step)
+        return held
+
+    def _feeds_kernel(self, step: int) -> bool:
+        return any(self._kind(reader) is Kind.KERNEL for reader in self.readers[step])
+
+    def _cat_copies(self, held_in: Mapping[int, int]) -> Iterable[tuple[int, int, int]]:
+        """What gradients of convolutions read of concatenations in the backward."""
+        holders = frozenset(held_in.values())
+        for step in self.feeders:
+            reads = [reader for reader in self.readers[step] if self._is_convolution_gradient(reader)]
+            kernel = self.kernels[step]
+            if reads and step >= self.binding.boundary and kernel is not None:
+                takes_over = len(reads) == len(self.readers[step]) and step not in holders
+                last = kernel.runs_at if takes_over else max(reads)
+                yield kernel.runs_at, last, self._leaf_bytes(step)
+
+    def _is_convolution_gradient(self, step: int) -> bool:
+        return ops.is_convolution_gradient(self.graph.fx_nodes[self.binding.nodes[step]])
 
     def _leaf_bytes(self, step: int) -> int:
         return self.graph.node_bytes(self.binding.nodes[step])
-
-
-def _leads_to(kernel: _Kernel, producers: Sequence[_Kernel]) -> bool:
-    """Whether another of the producers needs the kernel, directly or not; True where the search is long."""
-    seen: dict[_Kernel, None] = {}
-    stack = [producer for producer in producers if producer is not kernel]
-    while stack:
-        producer = stack.pop()
-        if producer is kernel or len(seen) > MAX_VISITED:
-            return True
-        is_older = producer.steps[-1] < kernel.steps[0]
-        if not is_older and producer not in seen:
-            seen[producer] = None
-            stack.extend(producer.producers)
-    return False

@@ -201,7 +201,17 @@ class JointGraph:
     @functools.cached_property
     def convolutions(self) -> frozenset[int]:
         """Indices of convolutions and their gradients."""
-        return frozenset(index for index, node in enumerate(self.fx_nodes) if ops.is_convolution(node))
+        return frozenset(
+            index
+            for index, node in enumerate(self.fx_nodes)
+            if ops.is_convolution(node) or ops.is_convolution_gradient(node)
+        )
+
+    @functools.cached_property
+    def is_on_cpu(self) -> bool:
+        """Whether all its values are on a CPU; False for a graph made of mappings."""
+        values = (tensor for node in self.fx_nodes for tensor in ops.tensors(node.meta.get("val")))
+        return {tensor.device.type for tensor in values} == {"cpu"}
 
     def channels_last_bytes(self, index: int) -> int:
         """Bytes of a channels-last copy of a node's value; 0 where it needs none."""

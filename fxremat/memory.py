@@ -119,12 +119,9 @@ def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryPr
         change[birth] += size
         change[death + 1] -= size
         intervals.append(Interval(graph.nodes[binding.nodes[step]].name, storage, size, birth, death))
-    for step, size in lowering.reused_bytes:
-        change[step] -= size
-        change[step + 1] += size
-    for step, size in lowering.copied_bytes:
-        change[0] += size
-        change[step + 1] -= size
+    for first, last, size in lowering.extra_bytes:
+        change[first] += size
+        change[last + 1] -= size
     live = np.cumsum(change[:-1])
     live[binding.boundary :] += graph.tangent_bytes
     if graph.scratch_bytes:
@@ -167,4 +164,7 @@ def _deaths(
     for step, viewed in enumerate(values):
         for instance in viewed:
             deaths[instance] = max(deaths[instance], last_use[step])
+    first = {step: values[step][0] for pair in lowering.held_in.items() for step in pair}
+    for step, holder in lowering.held_in.items():
+        deaths[first[holder]] = max(deaths[first[holder]], deaths[first[step]])
     return deaths

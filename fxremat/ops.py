@@ -75,6 +75,18 @@ _COPYING = frozenset(
     }
 )
 
+# Loops that read windows of their operands.
+_WINDOWS = frozenset(
+    {
+        aten.avg_pool2d,
+        aten.avg_pool2d_backward,
+        aten.max_pool2d_with_indices,
+        aten.max_pool2d_with_indices_backward,
+        prims._low_memory_max_pool_offsets_to_indices,
+        prims._low_memory_max_pool_with_offsets,
+    }
+)
+
 _REDUCTIONS = frozenset(
     {
         aten.all,
@@ -124,12 +136,16 @@ class Loop:
         elements: Elements that its loop runs over.
         reduction: For a reduction, the elements that it reads and those that it writes.
         is_expensive: Whether Inductor would rather store it than compute it in two places.
+        is_window: Whether it reads windows of its operands, so that they and it get buffers.
+        is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
     """
 
     kind: Kind
     elements: int
     reduction: tuple[int, int] | None = None
     is_expensive: bool = False
+    is_window: bool = False
+    is_cat: bool = False
 
 
 def loop(node: fx.Node) -> Loop:
@@ -138,7 +154,14 @@ def loop(node: fx.Node) -> Loop:
     if kind(node) is Kind.REDUCTION:
         read = max(map(_elements, node.all_input_nodes), default=elements)
         return Loop(Kind.REDUCTION, read, (read, elements))
-    return Loop(kind(node), elements, is_expensive=packet(node) in _TRANSCENDENTAL)
+    operator = packet(node)
+    return Loop(
+        kind(node),
+        elements,
+        is_expensive=operator in _TRANSCENDENTAL,
+        is_window=operator in _WINDOWS,
+        is_cat=operator is aten.cat,
+    )
 
 
 def _elements(node: fx.Node) -> int:
@@ -194,14 +217,19 @@ def kind(node: fx.Node) -> Kind:
         return Kind.VIEW
     if packet(node) in _REDUCTIONS:
         return Kind.REDUCTION
-    if packet(node) in _COPYING or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+    if packet(node) in _COPYING | _WINDOWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return Kind.POINTWISE
     return Kind.KERNEL
 
 
 def is_convolution(node: fx.Node) -> bool:
-    """Whether the node is a convolution or its gradient."""
-    return packet(node) in (aten.convolution, aten.convolution_backward)
+    """Whether the node is a convolution, not its gradient."""
+    return packet(node) is aten.convolution
+
+
+def is_convolution_gradient(node: fx.Node) -> bool:
+    """Whether the node is the gradient of a convolution."""
+    return packet(node) is aten.convolution_backward
 
 
 def is_channels_first(tensor: torch.Tensor) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxremat import _torch
+from fxremat import _torch, ops
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
+from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
 
 
@@ -75,23 +76,32 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     """Make each recomputed segment of a backward graph wait for the gradient that triggers it.
 
     A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
-    the backward's start, and the memory comes back. The first node of each run of mirrors is made to
-    wait for the last node before the run.
+    the backward's start, and the memory comes back. The first mirror of each run of mirrors is made to
+    wait for the last gradient before the run. Only operators that get a buffer of their own in any case
+    take part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more,
+    and loops alone are not hoisted, for they run with their readers.
 
     Returns:
         How many dependencies were added.
     """
     waits: dict[fx.Node, fx.Node] = {}
     gradient: fx.Node | None = None
-    in_segment = False
+    is_first = True
     for node in backward.graph.nodes:
-        if node.op != "call_function":
+        if not _has_own_buffer(node):
             continue
-        is_mirror = MIRROR in node.meta
-        if is_mirror and not in_segment and gradient is not None:
+        if MIRROR not in node.meta:
+            gradient = node if isinstance(node.meta.get("val"), torch.Tensor) else gradient
+            is_first = True
+        elif is_first and gradient is not None and not ops.is_getitem(node):
             waits[node] = gradient
-        in_segment = is_mirror
-        if not is_mirror and isinstance(node.meta.get("val"), torch.Tensor):
-            gradient = node
+            is_first = False
     _torch.order_after(backward, waits)
     return len(waits)
+
+
+def _has_own_buffer(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    operator = node.args[0] if ops.is_getitem(node) else node
+    return isinstance(operator, fx.Node) and ops.kind(operator) in (Kind.KERNEL, Kind.REDUCTION)

@@ -23,6 +23,8 @@ LAYERS = (
     "nodes",
     "graph",
     "schedule",
+    "kernels",
+    "layout",
     "fusion",
     "memory",
     "measure",

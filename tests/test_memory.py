@@ -233,7 +233,25 @@ def test_a_value_is_born_when_its_kernel_runs() -> None:
 
 def test_a_kernel_may_write_over_an_operand() -> None:
     """The bytes that it reuses count once while it runs."""
-    assert lowered(reused_bytes=[(2, 2)]) == [8, 12, 4]
+    assert lowered(extra_bytes=[(2, 2, -2)]) == [8, 12, 4]
+
+
+def test_a_copy_is_held_from_its_first_to_its_last_step() -> None:
+    """A copy of 3 bytes besides the values, at the first two steps."""
+    assert lowered(extra_bytes=[(0, 1, 3)]) == [11, 15, 6]
+
+
+def test_a_value_in_a_later_buffer_keeps_that_buffer() -> None:
+    """b's bytes are a part of c's, which are born with them and live as long as either."""
+    graph = JointGraph.from_mappings(
+        {"x": (), "a": ["x"], "b": ["a"], "c": ["b"], "d": ["c"], "e": ["b"]},
+        {"a": 8, "b": 4, "c": 6, "d": 1, "e": 1},
+        forward_outputs=["d", "e"],
+    )
+    plain = Lowering([True, False, True, True, True], [0, 1, 1, 3, 4], range(5))
+    held = replace(plain, held_in={1: 2})
+    live = [measure(graph, bind(graph, graph.names), each).live_bytes.tolist() for each in (plain, held)]
+    assert live == [[8, 14, 6, 7, 2], [8, 14, 6, 7, 8]]
 
 
 # --- Against a simulation -------------------------------------------------------------------------------

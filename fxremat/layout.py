@@ -1,0 +1,54 @@
+"""Layout: where Inductor copies a value because a convolution wants it channels last.
+
+Facts about a resolved schedule, for the fusion model. Inductor lays out channels last whatever leads to a
+convolution of the same graph or stems from what does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fxremat import ops
+from fxremat.graph import JointGraph
+from fxremat.schedule import Binding
+
+
+def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, int, int]]:
+    """Copies of the caller's tensors (weights, images) that convolutions read.
+
+    Yields:
+        Triples (first step, last step, bytes): from the start until the last convolution has run.
+    """
+    last: dict[int, int] = {}
+    for step, position in enumerate(binding.nodes):
+        if position in graph.convolutions:
+            operands = graph.nodes[position].operands
+            last.update((operand, step) for operand in operands if operand < graph.num_inputs)
+    for operand, step in last.items():
+        yield 0, step, graph.channels_last_bytes(operand)
+
+
+def channels_last(graph: JointGraph, binding: Binding) -> frozenset[int]:
+    """The steps whose values Inductor lays out channels last as soon as they get a buffer."""
+    steps = len(binding.nodes)
+    return _in_part(graph, binding, range(binding.boundary)) | _in_part(
+        graph, binding, range(binding.boundary, steps)
+    )
+
+
+def _in_part(graph: JointGraph, binding: Binding, part: range) -> frozenset[int]:
+    preferred: set[int] = set()
+    for step in reversed(part):
+        if step in preferred or ops.is_convolution(graph.fx_nodes[binding.nodes[step]]):
+            preferred.update((step, *_operands(graph, binding, step)))
+    for step in part if preferred else ():
+        if not preferred.isdisjoint(_operands(graph, binding, step)):
+            preferred.add(step)
+    return frozenset(step for step in preferred if step in part)
+
+
+def _operands(graph: JointGraph, binding: Binding, step: int) -> list[int]:
+    """What a step reads: other steps, and inputs of the graph as negative numbers."""
+    operands = graph.nodes[binding.nodes[step]].operands
+    reads = binding.reads[step]
+    return [~operand if read is None else read for operand, read in zip(operands, reads, strict=True)]

@@ -1,0 +1,175 @@
+"""The fusion model: what gets a buffer, when kernels run, and what Inductor copies on a CPU.
+
+The figures that it is good for are measured in bench/budgets.py and test_models.py; here stand the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fxremat
+from fxremat.errors import InvalidOptionError
+from fxremat.fusion import Lowering, lower
+from fxremat.graph import JointGraph
+from fxremat.kernels import Kernel, in_order, join_calls, leads_to
+from fxremat.layout import channels_last, input_copies
+from fxremat.schedule import bind
+
+
+class Function(nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(*args)
+
+
+def captured(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> JointGraph:
+    """The joint graph of a function's sum over inputs of these shapes."""
+    args = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    return fxremat.capture(Function(function), *args, loss=torch.sum)
+
+
+def lowered(graph: JointGraph) -> tuple[Lowering, dict[str, int]]:
+    """The graph's own order lowered, and the step of each name."""
+    lowering = lower(graph, bind(graph, graph.names), "inductor")
+    return lowering, {name: step for step, name in enumerate(graph.names)}
+
+
+def copies(graph: JointGraph) -> list[tuple[str, str, int]]:
+    """Positive extra bytes, with the names of the steps."""
+    lowering, _ = lowered(graph)
+    names = graph.names
+    return [(names[first], names[last], size) for first, last, size in lowering.extra_bytes if size > 0]
+
+
+def test_unknown_models_are_refused() -> None:
+    """With the names that there are."""
+    graph = captured(torch.tanh, (4,))
+    with pytest.raises(InvalidOptionError, match="inductor"):
+        lower(graph, bind(graph, graph.names), "inducter")
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------
+
+
+def kernel(step: int, *producers: Kernel, is_loop: bool = True) -> Kernel:
+    """A kernel of one step."""
+    return Kernel(4, None, [step], list(producers), is_loop=is_loop, runs_at=step)
+
+
+def test_a_kernel_waits_for_all_that_it_reads() -> None:
+    """Its first loop stands at step 1, but a loop of it reads what step 3 makes."""
+    late = kernel(3)
+    early = kernel(1, late)
+    assert in_order([early, late]) == [early, late] and early.runs_at == 3
+
+
+def test_loops_between_external_kernels_are_one_call() -> None:
+    """Loops at 1, 2 and 5, 7; external kernels at 0, 4; the backward starts at 6."""
+    kernels = [kernel(0, is_loop=False), kernel(1), kernel(2), kernel(4, is_loop=False), kernel(5), kernel(7)]
+    join_calls(kernels, boundary=6)
+    assert [each.runs_at for each in kernels] == [0, 2, 2, 4, 5, 7]
+
+
+def test_paths_between_kernels_are_found() -> None:
+    """A kernel leads to what reads it, directly or not; never to what is older."""
+    a = kernel(0)
+    b = kernel(1, a)
+    c = kernel(2, b)
+    assert leads_to(a, [a, c]) and leads_to(a, [b]) and not leads_to(b, [b, a]) and not leads_to(c, [])
+
+
+def test_loops_of_a_call_run_together() -> None:
+    """On a CPU loops of different sizes between two products run as one, and free their operands together."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a, b = torch.mm(x, w), torch.mm(x[:3], w)
+        return torch.mm(torch.tanh(b), torch.tanh(a))
+
+    graph = captured(function, (6, 6), (6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.runs_at[step["tanh"]] == lowering.runs_at[step["tanh_1"]] == step["tanh_1"]
+    assert lowering.read_until[step["tanh"]] == step["tanh_1"]
+
+
+# --- Concatenations ---------------------------------------------------------------------------------------
+
+
+def doubled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A value that is read by a concatenation and, later, by another operator."""
+    a = torch.sigmoid(torch.mm(x, w))
+    return torch.cat([a, torch.mm(x, w)]).sum() + a.sum()
+
+
+def test_operands_are_computed_into_a_concatenation() -> None:
+    """The sigmoid has no buffer of its own; that of the cat is there as soon as it is."""
+    x, w = torch.randn(6, 6), torch.randn(6, 6)
+    graph = fxremat.capture(Function(doubled), x, w)
+    lowering, step = lowered(graph)
+    assert lowering.held_in == {step["sigmoid"]: step["cat"]}
+    assert not lowering.materialised[step["sigmoid"]] and lowering.materialised[step["cat"]]
+    assert lowering.runs_at[step["cat"]] == lowering.runs_at[step["sigmoid"]]
+
+
+def test_what_the_backward_reads_has_its_own_buffer() -> None:
+    """With gradients the sigmoid is saved, so that it is copied to the concatenation."""
+    graph = captured(doubled, (6, 6), (6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
+
+
+# --- Layout -----------------------------------------------------------------------------------------------
+
+
+class Joined(nn.Module):
+    """A convolution of a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(8, 2, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.tanh(self.first(x))
+        return self.second(torch.cat([a, a * 2], 1))
+
+
+def recomputed_cat() -> tuple[JointGraph, tuple[str, ...]]:
+    """The graph of Joined, and a schedule that makes the concatenation again in the backward."""
+    graph = fxremat.capture(Joined(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    return graph, fxremat.expand(graph, {"cat": 1, "mul": 1})
+
+
+def test_images_and_weights_are_copied_channels_last() -> None:
+    """From the start until the gradients have read them."""
+    graph = fxremat.capture(Joined(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    found = sorted((last, size) for _, last, size in input_copies(graph, bind(graph, graph.names)))
+    sizes = [2 * 3 * 8 * 8 * 4, 4 * 3 * 3 * 3 * 4, 2 * 8 * 3 * 3 * 4]
+    assert sorted(size for _, size in found) == sorted(sizes)
+    first_backward = graph.names.index("convolution_1") + 1
+    assert all(last >= first_backward for last, _ in found)
+
+
+def test_a_gradient_gets_a_copy_of_a_recomputed_concatenation() -> None:
+    """Only then: a concatenation that was saved already lies as the gradient wants it."""
+    graph, again = recomputed_cat()
+    size = 2 * 8 * 8 * 8 * 4
+    assert size not in [bytes_ for *_, bytes_ in copies(graph)]
+    lowering = lower(graph, bind(graph, again), "inductor")
+    assert size in [bytes_ for *_, bytes_ in lowering.extra_bytes]
+
+
+def test_what_leads_to_a_convolution_lies_channels_last() -> None:
+    """In the forward all does; a backward without a recomputed convolution has no such values."""
+    graph, again = recomputed_cat()
+    binding = bind(graph, again)
+    found = channels_last(graph, binding)
+    assert found and max(found) < binding.boundary
