@@ -5,7 +5,8 @@
 
 Each row is one model under one budget: the predicted peak, the peak measured at the allocator, whether it is
 within the budget, and whether loss, gradients and buffers equal those of the same compiler without fxremat
-(bit for bit with ``compiler="eager"``; within float32 tolerance under Inductor).
+(bit for bit with ``compiler="eager"``; under Inductor within float32 tolerance, or within twice what
+Inductor's default is off from plain PyTorch, for a deep network with BatchNorm multiplies rounding errors).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,15 +44,39 @@ def state(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> dict[str
     return {"loss": loss, **gradients, **buffers}
 
 
-def reference(name: str, scale: str, compiler: str) -> dict[str, torch.Tensor]:
-    """What a step gives without fxremat: plain PyTorch, or Inductor's default."""
-    module, inputs = models.fresh(models.case(name, scale))
+@dataclass(frozen=True)
+class Reference:
+    """What a step gives without fxremat, and how far each tensor may be off."""
+
+    expected: dict[str, torch.Tensor]
+    tolerance: dict[str, float]
+
+    def equals(self, found: dict[str, torch.Tensor]) -> bool:
+        """Whether a step gave the same."""
+        if self.expected.keys() != found.keys():
+            return False
+        return all(
+            torch.equal(self.expected[key], found[key])
+            or (self.expected[key] - found[key]).abs().max().item() <= self.tolerance[key]
+            for key in found
+        )
+
+
+def reference(name: str, scale: str, compiler: str) -> Reference:
+    """A step of plain PyTorch, or of Inductor's default."""
+    plain = state(*models.fresh(models.case(name, scale)))
+    if compiler == "eager":
+        return Reference(plain, dict.fromkeys(plain, 0.0))
     torch._dynamo.reset()
-    return state(torch.compile(module) if compiler == "inductor" else module, inputs)
+    module, inputs = models.fresh(models.case(name, scale))
+    expected = state(torch.compile(module), inputs)
+    off = {key: (expected[key] - plain[key]).abs().max().item() for key in plain}
+    scales = {key: expected[key].abs().max().item() for key in plain}
+    return Reference(expected, {key: max(1e-4 * scales[key], 2 * off[key]) for key in plain})
 
 
 def row(
-    name: str, scale: str, compiler: str, budget: float | str | None, expected: dict[str, torch.Tensor]
+    name: str, scale: str, compiler: str, budget: float | str | None, expected: Reference
 ) -> dict[str, Any]:
     """Compile one model under one budget, run it, measure it, compare it."""
     torch._dynamo.reset()
@@ -74,26 +100,12 @@ def row(
         "measured_bytes": measured,
         "baseline_bytes": report.baseline_peak_bytes,
         "within": report.budget_bytes is None or measured <= report.budget_bytes,
-        "same": same(expected, found, exact=compiler == "eager"),
+        "same": expected.equals(found),
         "predicted_time_ratio": report.solution.seconds / report.baseline_seconds,
         "compile_seconds": seconds,
         "planning_seconds": report.planning_seconds,
         "nodes": report.num_nodes,
     }
-
-
-def same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], exact: bool) -> bool:
-    """Whether two states are equal, bit for bit or within what float32 allows."""
-    if expected.keys() != found.keys():
-        return False
-    if exact:
-        return all(torch.equal(expected[key], found[key]) for key in expected)
-    return all(_close(expected[key], found[key]) for key in expected)
-
-
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    scale = a.abs().max().item() if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * max(scale, 1e-6))
 
 
 def format_rows(rows: Iterable[dict[str, Any]]) -> str:

@@ -239,6 +239,11 @@ class JointGraph:
         leader = self.nodes[node.leader].name
         return self.leader(leader) or leader
 
+    def is_kept(self, index: int) -> bool:
+        """Whether a node may not run again, itself or the operator whose output it picks."""
+        node = self.nodes[index]
+        return node.keep is not None or (node.leader is not None and self.is_kept(node.leader))
+
     def node_bytes(self, index: int) -> int:
         """Bytes that running the node allocates."""
         return sum(self.storage_bytes[storage] for storage in self.nodes[index].creates)

@@ -18,6 +18,7 @@ import pytest
 LAYERS = (
     "_torch",
     "errors",
+    "chain",
     "ops",
     "canonical",
     "nodes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from fxremat.planners import auto, drop_cheap, keep_all, min_cut, sublinear
+from fxremat.planners import auto, drop_cheap, keep_all, min_cut, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution
 
 Planner: TypeAlias = Callable[[Problem], tuple[Solution, ...]]
@@ -19,6 +19,8 @@ PLANNERS: dict[str, Planner] = {
     "min_cut": min_cut.plan,
     "drop_cheap": drop_cheap.plan,
     "sublinear": sublinear.plan,
+    "recursive": recursive.plan,
+    "revolve": revolve.plan,
 }
 
 __all__ = ["PLANNERS", "Planner", "Problem", "Solution"]

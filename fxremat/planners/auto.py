@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
-from fxremat.planners import drop_cheap, keep_all, min_cut, sublinear
+from fxremat.planners import drop_cheap, keep_all, min_cut, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution
 from fxremat.planners.cuts import crossing, forward_lives, mirror_everything_but
 
@@ -28,6 +28,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     """The baseline, which serves no budget at all, then the frontier by falling peak."""
     baseline = baseline_plan(problem)
     found = [baseline, problem.identity("auto"), *drop_cheap.plan(problem)]
+    found += (*recursive.plan(problem), *revolve.plan(problem))
     skeletons = _skeletons(problem)
     found += [solution for _, solution in skeletons]
     points = max(MIN_POINTS, MAX_STEPS // (len(skeletons[:SKELETONS]) * max(1, len(problem.graph.nodes))))

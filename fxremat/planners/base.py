@@ -102,6 +102,10 @@ class Problem:
         validate(self.graph, solution.schedule)
         return solution
 
+    def allows(self, solution: Solution) -> bool:
+        """Whether a solution computes again what the user wants computed again."""
+        return True
+
     def identity(self, planner: str) -> Solution:
         """Every node once, in the graph's order."""
         return self.evaluate(identity(self.graph), planner)

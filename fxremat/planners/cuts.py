@@ -72,6 +72,15 @@ def candidates(lives: ForwardLives, widest: int) -> list[int]:
     return found
 
 
+def narrow_places(lives: ForwardLives) -> Iterable[list[int]]:
+    """Sets of candidates for cuts: the narrowest quarter of the local minima, half of them, and all."""
+    width_at = dict(zip(lives.positions, lives.widths, strict=True))
+    minima = sorted(width_at[place] for place in candidates(lives, max(lives.widths, default=0)))
+    if minima:
+        for widest in dict.fromkeys((minima[len(minima) // 4], minima[len(minima) // 2], minima[-1])):
+            yield candidates(lives, widest)
+
+
 def crossing(lives: ForwardLives, cuts: Sequence[int]) -> list[int]:
     """The storages that cross at least one of the cuts, in order of making. ``cuts`` ascend."""
     crossed = []

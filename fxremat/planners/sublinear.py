@@ -12,11 +12,11 @@ O(n) per budget. Left out: the weight of an operator's time, which ``auto`` take
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fxremat.graph import JointGraph
 from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import ForwardLives, candidates, crossing, forward_lives, mirror_everything_but
+from fxremat.planners.cuts import ForwardLives, crossing, forward_lives, mirror_everything_but, narrow_places
 
 GRID = 6  # points of Appendix A's search
 
@@ -34,19 +34,10 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
 def segmentations(graph: JointGraph, lives: ForwardLives) -> list[tuple[int, ...]]:
     """The distinct sets of cuts that the search tries, for few narrow candidates and for many."""
     found: dict[tuple[int, ...], None] = {(): None}
-    for widest in _thresholds(lives):
-        places = candidates(lives, widest)
+    for places in narrow_places(lives):
         for segment_bytes in budgets(graph, lives, places):
             found[algorithm_3(graph, lives, places, segment_bytes)[0]] = None
     return list(found)
-
-
-def _thresholds(lives: ForwardLives) -> Iterable[int]:
-    """Widths up to which a local minimum is a candidate: the narrowest quarter, half, and all of them."""
-    width_at = dict(zip(lives.positions, lives.widths, strict=True))
-    minima = sorted(width_at[place] for place in candidates(lives, max(lives.widths, default=0)))
-    if minima:
-        yield from dict.fromkeys((minima[len(minima) // 4], minima[len(minima) // 2], minima[-1]))
 
 
 def budgets(graph: JointGraph, lives: ForwardLives, places: Sequence[int]) -> list[float]:
