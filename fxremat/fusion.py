@@ -1,6 +1,6 @@
 """Fusion: which values of a schedule get a buffer, and when the kernel that makes them runs.
 
-Without fusion every step is a kernel and every value has a buffer. Under Inductor three things differ:
+Without fusion every step is a kernel and every value has a buffer. Under Inductor these things differ:
 
 1. *Inlining.* A pointwise value with few reads is not computed where it stands but inside each of its
    readers; what it reads is then held until the last of those has run. It is realized all the same if the
@@ -10,16 +10,18 @@ Without fusion every step is a kernel and every value has a buffer. Under Induct
    a loop with what it reads, and loops near each other that read the same buffer. A value that only its own
    kernel reads needs no buffer. Reductions over different dimensions do not fuse. The kernel runs where the
    first of its loops stands, or as soon as all that it reads is there.
-3. *In place.* A loop writes over an operand of the same size that no later kernel reads, nor another loop
+3. *Products.* A product of two matrices that a sum of the same size alone reads is computed with the sum,
+   by ``addmm``, where the sum stands.
+4. *In place.* A loop writes over an operand of the same size that no later kernel reads, nor another loop
    of its own kernel.
-4. *Layout.* Convolutions work channels last. What they read of the caller's (weights, images) is copied at
+5. *Layout.* Convolutions work channels last. What they read of the caller's (weights, images) is copied at
    the forward's start, and the copy is held as long as a convolution or its gradient reads it.
 
 On a CPU two more:
 
-5. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
+6. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
    what they read is freed after it.
-6. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
+7. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
    the first of them. An operand whose layout is still free has no other buffer then, and its readers hold
    the whole result. The gradient of a convolution that reads the result gets a copy.
 
@@ -95,7 +97,9 @@ class _Inductor:
         self.graph = graph
         self.binding = binding
         self.loops = graph.loops
+        self.kinds = [self.loops[position].kind for position in binding.nodes]
         self.readers = self._readers()
+        self.products = self._products()
         outputs = {self._base(step) for step in binding.outputs}
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
@@ -131,7 +135,7 @@ class _Inductor:
     # -- what reads what, views looked through
 
     def _kind(self, step: int) -> Kind:
-        return self.loops[self.binding.nodes[step]].kind
+        return self.kinds[step]
 
     def _base(self, step: int) -> int:
         """The step whose buffer a view looks at; the step itself if it is no view, or views an input."""
@@ -154,6 +158,23 @@ class _Inductor:
             for base in dict.fromkeys(self.bases[read] for read in reads if read is not None):
                 readers[base].append(step)
         return readers
+
+    def _products(self) -> frozenset[int]:
+        """Products that are computed with the sum that reads them; such a sum is an external kernel."""
+        found = set()
+        for step, position in enumerate(self.binding.nodes):
+            reads = self.binding.reads[step] if self.loops[position].is_sum else ()
+            fused = (read for read in reads if read is not None and self._is_summand(read, step))
+            if (product := next(fused, None)) is not None:
+                found.add(product)
+                self.kinds[step] = Kind.KERNEL
+        return frozenset(found)
+
+    def _is_summand(self, product: int, step: int) -> bool:
+        """Whether a step's operand is a product of its size that nothing else reads."""
+        loop, own = self.loops[self.binding.nodes[product]], self.loops[self.binding.nodes[step]]
+        is_alone = self.readers[product] == [step] and not self._crosses(product)
+        return loop.is_product and loop.elements == own.elements and is_alone
 
     def _crosses(self, step: int) -> bool:
         boundary = self.binding.boundary
@@ -179,9 +200,9 @@ class _Inductor:
 
     def _must_realize(self, step: int, reads: int) -> bool:
         loop = self.loops[self.binding.nodes[step]]
-        if loop.kind is Kind.VIEW:
+        if loop.kind is Kind.VIEW or step in self.products:
             return False
-        if loop.kind is not Kind.POINTWISE or self.pinned[step] or reads > MAX_READS:
+        if self._kind(step) is not Kind.POINTWISE or self.pinned[step] or reads > MAX_READS:
             return True
         if loop.is_window or (loop.is_cat and self.graph.is_on_cpu) or self._feeds_kernel(step):
             return True
@@ -194,7 +215,7 @@ class _Inductor:
         loop = self.loops[self.binding.nodes[step]]
         found = (self.kernels[leaf] for leaf in self._near(step))
         producers = list(dict.fromkeys(kernel for kernel in found if kernel is not None))
-        is_loop = loop.kind is not Kind.KERNEL
+        is_loop = self._kind(step) is not Kind.KERNEL
         kernel = self._joinable(step, producers) if is_loop else None
         if loop.is_cat and self.graph.is_on_cpu:
             self.feeders[step] = list(self._feeders(step))
@@ -243,10 +264,12 @@ class _Inductor:
         return (leaf for leaf in self.leaves[step] if step < boundary or leaf >= boundary)
 
     def _materialised(self, step: int) -> bool:
-        if self._kind(step) in (Kind.VIEW, Kind.KERNEL):
+        if self._kind(step) is Kind.VIEW:
             return True
         if not self.realized[step]:
             return False
+        if self._kind(step) is Kind.KERNEL:
+            return True
         if self.pinned[step] or step in self.feeders:
             return True
         kernel = self.kernels[step]

@@ -137,6 +137,8 @@ class Loop:
         reduction: For a reduction, the elements that it reads and those that it writes.
         is_expensive: Whether Inductor would rather store it than compute it in two places.
         is_window: Whether it reads windows of its operands, so that they and it get buffers.
+        is_product: Whether it is a product of matrices, to which a sum that alone reads it can be fused.
+        is_sum: Whether it is a plain sum of two values.
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
     """
 
@@ -145,6 +147,8 @@ class Loop:
     reduction: tuple[int, int] | None = None
     is_expensive: bool = False
     is_window: bool = False
+    is_product: bool = False
+    is_sum: bool = False
     is_cat: bool = False
 
 
@@ -160,6 +164,8 @@ def loop(node: fx.Node) -> Loop:
         elements,
         is_expensive=operator in _TRANSCENDENTAL,
         is_window=operator in _WINDOWS,
+        is_product=operator is aten.mm,
+        is_sum=operator is aten.add and argument(node, "alpha") == 1,
         is_cat=operator is aten.cat,
     )
 

@@ -73,29 +73,30 @@ def saved_values(graph: JointGraph) -> list[int]:
 
 
 def order_recomputation(backward: fx.GraphModule) -> int:
-    """Make each recomputed segment of a backward graph wait for the gradient that triggers it.
+    """Make each recomputed segment of a backward graph wait for what stands before it.
 
     A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
-    the backward's start, and the memory comes back. The first mirror of each run of mirrors is made to
-    wait for the last gradient before the run. Only operators that get a buffer of their own in any case
-    take part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more,
-    and loops alone are not hoisted, for they run with their readers.
+    the backward's start, and the memory comes back. A segment is a run of mirrors without a gradient between
+    them and without two mirrors of the same value; its first one is made to wait for the last value before
+    it. Only operators that get a buffer of their own in any case take part, kernels and reductions: a loop
+    that waits, or is waited for, could not be inlined any more, and loops alone run with their readers.
 
     Returns:
         How many dependencies were added.
     """
     waits: dict[fx.Node, fx.Node] = {}
-    gradient: fx.Node | None = None
-    is_first = True
-    for node in backward.graph.nodes:
-        if not _has_own_buffer(node):
-            continue
-        if MIRROR not in node.meta:
-            gradient = node if isinstance(node.meta.get("val"), torch.Tensor) else gradient
-            is_first = True
-        elif is_first and gradient is not None and not ops.is_getitem(node):
-            waits[node] = gradient
-            is_first = False
+    before: fx.Node | None = None
+    segment: set[str] = set()  # what was mirrored since the segment began
+    for node in filter(_has_own_buffer, backward.graph.nodes):
+        mirrored = node.meta.get(MIRROR)
+        if mirrored is None or mirrored in segment:
+            segment.clear()
+        if mirrored is not None and not ops.is_getitem(node):
+            if not segment and before is not None:
+                waits[node] = before
+            segment.add(mirrored)
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            before = node
     _torch.order_after(backward, waits)
     return len(waits)
 
