@@ -6,6 +6,7 @@ and when, so that the peak of a training step fits a budget in bytes.
     model = torch.compile(model, backend="fxremat", options={"budget": "8GiB"})
 """
 
+from fxremat.annotate import region
 from fxremat.backend import fxremat_backend, partitioner, reports
 from fxremat.capture import capture
 from fxremat.errors import (
@@ -48,6 +49,7 @@ __all__ = [
     "partitioner",
     "plan",
     "profile",
+    "region",
     "reports",
     "rewrite",
 ]

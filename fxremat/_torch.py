@@ -23,6 +23,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import active_fake_mode
 from torch._higher_order_ops.effects import with_effects
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._library.opaque_object import is_opaque_value
@@ -36,6 +37,7 @@ __all__ = [
     "CheckpointPolicy",
     "CustomPartitionerFn",
     "PassedThrough",
+    "annotate",
     "compile_id",
     "compile_with_inductor",
     "compile_without_inductor",
@@ -58,6 +60,7 @@ __all__ = [
     "is_profiling",
     "is_symbolic",
     "is_tangent",
+    "is_tracing",
     "leaves",
     "min_cut_partition",
     "min_cut_saved",
@@ -167,6 +170,16 @@ def custom_annotations(node: fx.Node) -> Mapping[str, Any]:
     return custom if isinstance(custom, Mapping) else {}
 
 
+def annotate(annotation: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Leave an annotation on the nodes that are traced inside, through Dynamo and AOTAutograd."""
+    return fx.traceback.annotate(annotation)
+
+
+def is_tracing() -> bool:
+    """Whether operators run for the sake of a graph, on fake tensors, outside of Dynamo."""
+    return active_fake_mode() is not None
+
+
 def hint(size: int | torch.SymInt) -> int | None:
     """The number that a size stands for without installing a guard; None for an unbacked symbol."""
     if not isinstance(size, torch.SymInt):
@@ -196,17 +209,30 @@ def cse(module: fx.GraphModule) -> None:
 def force_saves(module: fx.GraphModule) -> None:
     """Tag what PyTorch orders to be saved: collectives, effects and sources of backward mutations."""
     if partitioners.has_recomputable_ops(module):
-        partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+        _keep_between_checkpoints(module)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
         partitioners.force_save_collectives(module)
     partitioners.force_save_effectful_ops(module)
     partitioners.force_save_bw_mutation_src(module)
 
 
+def _keep_between_checkpoints(module: fx.GraphModule) -> None:
+    """Let PyTorch tag what it saves between checkpointed parts; only hooks need it in any case."""
+    wished = [n for n in module.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE]
+    partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+    for node in wished:
+        is_saved = node.meta["recompute"] is CheckpointPolicy.MUST_SAVE
+        if is_saved and not node.meta.get("has_backward_hook", False):
+            node.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
+
+
 def min_cut_saved(
     module: fx.GraphModule, num_forward_outputs: int, static_inputs: Sequence[int]
 ) -> list[str]:
     """Names of the values that PyTorch's min-cut keeps when memory is no constraint (budget 1)."""
+    wished = [n for n in module.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE]
+    for node in wished:
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # the min-cut knows no wish to save
     info = partitioners.classify_nodes(module, list(static_inputs), num_forward_outputs)
     for node in reversed(module.graph.nodes):
         near = min((user.dist_from_bw + 1 for user in node.users), default=10**9)
@@ -217,6 +243,8 @@ def min_cut_saved(
         else:
             node.dist_from_bw = min(near, 10**9)
     saved = partitioners.choose_saved_values_set(module.graph, info, memory_budget=1)
+    for node in wished:
+        node.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
     return [node.name for node in saved]
 
 

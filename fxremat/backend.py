@@ -11,11 +11,13 @@ from __future__ import annotations
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from fxremat import _torch
+from fxremat.annotate import regions_outside
 from fxremat.errors import FxrematError
 from fxremat.options import Options
 from fxremat.pipeline import partition_joint
@@ -124,5 +126,11 @@ def partitioner(**options: Any) -> Partitioner:
 
 
 def reports() -> tuple[Report, ...]:
-    """A Report for each graph that this process compiled with a backward, in order."""
-    return tuple(_reports)
+    """A Report for each graph that this process compiled with a backward, in order.
+
+    Their notes name regions (``annotate.region``) that ran outside of any graph until now.
+    """
+    outside = [
+        f"{line}: a region ran outside of any graph, where it does nothing" for line in regions_outside()
+    ]
+    return tuple(replace(report, notes=(*report.notes, *outside)) for report in _reports)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxremat import _torch, ops
+from fxremat.annotate import Order, order_of
 from fxremat.canonical import Phase
 
 
@@ -29,6 +30,9 @@ class Node:
         shares: The operand whose storages it views, if it creates none.
         leader: The operator directly behind which it stands, for a ``getitem``.
         keep: Why it may not run a second time; None if it may.
+        at_least: How often the user wants it computed again if the backward needs it.
+        at_most: How often the user allows it to be; None for any number.
+        wish: ``"save"`` or ``"recompute"``: what the user prefers where planners are free.
         ordered: Whether it must keep its place among the ordered nodes (effects, random numbers).
     """
 
@@ -41,6 +45,9 @@ class Node:
     shares: int | None = None
     leader: int | None = None
     keep: str | None = None
+    at_least: int = 0
+    at_most: int | None = None
+    wish: str = ""
     ordered: bool = False
 
 
@@ -61,7 +68,8 @@ def analyse(
     nodes: list[Node] = []
     for node, phase in zip(fx_nodes, phases, strict=True):
         creates, views, shares = storages.add(node)
-        keep = "it is forbidden" if node.name in forbidden else _keep_reason(node, node in mutated)
+        order = order_of(node) if phase is Phase.FORWARD else Order()
+        keep = "it is forbidden" if node.name in forbidden else _keep_reason(node, node in mutated, order)
         nodes.append(
             Node(
                 node.name,
@@ -73,15 +81,20 @@ def analyse(
                 shares=None if shares is None else index[shares],
                 leader=index[shares] if shares is not None and ops.is_getitem(node) else None,
                 keep=keep if phase is not Phase.INPUT else None,
+                at_least=order.at_least,
+                at_most=order.at_most,
+                wish=order.wish,
                 ordered=ops.has_effect(node) or ops.is_random(node),
             )
         )
     return tuple(nodes), tuple(storages.sizes)
 
 
-def _keep_reason(node: fx.Node, reads_mutated: bool) -> str | None:
+def _keep_reason(node: fx.Node, reads_mutated: bool, order: Order) -> str | None:
+    if order.at_most == 0:
+        return order.reason
     if node.meta.get("recompute") is _torch.CheckpointPolicy.MUST_SAVE:
-        return "its checkpoint policy is MUST_SAVE"
+        return "its checkpoint policy is MUST_SAVE"  # outside of the forward, where users order nothing
     if reads_mutated and ops.replay(node) is None:
         return "it reads an input that the program writes to"
     if ops.is_getitem(node) and _is_statistics_update(node):

@@ -7,6 +7,7 @@ Everything that decides is a pure function of its arguments; the same graph and 
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -61,8 +62,9 @@ def plan(
     Args:
         graph: The joint graph.
         budget: None, bytes, ``"8GiB"``, a fraction of the peak without fxremat, or ``"min"``.
-        planner: A name of ``fxremat.PLANNERS``, or a callable that takes a Problem and returns a Solution,
-            several, a schedule, or mirror counts.
+        planner: A name of ``fxremat.PLANNERS``; a callable that takes a Problem and returns a Solution,
+            several, a schedule, or mirror counts; or one whose only parameter is called ``node``, that
+            takes a node of the forward (an ``fx.Node``) and returns its mirror count.
         cost: ``"roofline"``, ``"measured"``, or seconds by node name.
         fusion: The memory model: ``"inductor"``, or ``"none"`` where every value has a buffer.
 
@@ -82,7 +84,24 @@ def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution
             raise InvalidOptionError.bad_value("planner", planner, PLANNERS)
         return PLANNERS[planner](problem)
     name = getattr(planner, "__name__", type(planner).__name__)
+    if _takes_nodes(planner):
+        counts = {node.name: planner(node) for node in _forward(problem.graph)}
+        return (problem.mirror(counts, name),)
     return _as_solutions(problem, planner(problem), name)
+
+
+def _takes_nodes(planner: Callable[..., Any]) -> bool:
+    """Whether a planner is a function from a node to its mirror count: its only parameter is ``node``."""
+    try:
+        return list(inspect.signature(planner).parameters) == ["node"]
+    except (TypeError, ValueError):
+        return False  # a callable without a signature
+
+
+def _forward(graph: JointGraph) -> Sequence[Any]:
+    """The nodes of the forward, as fx nodes where there are any."""
+    nodes: Sequence[Any] = graph.fx_nodes or graph.nodes
+    return nodes[graph.num_inputs : graph.boundary]
 
 
 def _as_solutions(problem: Problem, result: Any, name: str) -> tuple[Solution, ...]:

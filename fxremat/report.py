@@ -59,6 +59,7 @@ class Report:
         num_nodes: Nodes of the joint graph.
         planning_seconds: How long planning took.
         values: The saved and the recomputed values, in the order of the forward.
+        notes: What could not be done as the user ordered, and why.
     """
 
     graph_name: str
@@ -71,6 +72,7 @@ class Report:
     num_nodes: int
     planning_seconds: float
     values: tuple[Value, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -100,6 +102,7 @@ class Report:
             ("recomputed nodes", f"{sum(self.solution.mirror_counts.values())} of {self.num_nodes}"),
             ("planner", f"{self.solution.planner}, {self.planning_seconds:.2f} s"),
         ]
+        rows += [("note", note) for note in self.notes]
         return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
 
     def table(self, limit: int | None = 30) -> str:
@@ -159,7 +162,19 @@ def make_report(
         len(graph.nodes) - graph.num_inputs,
         planning_seconds,
         tuple(_values(graph, problem, profile, solution)),
+        tuple(_notes(graph, {life.name for life in profile.saved})),
     )
+
+
+def _notes(graph: JointGraph, saved: set[str]) -> Iterable[str]:
+    """Values that are kept although the user wants them computed again."""
+    found: dict[tuple[str, str, str], None] = {}
+    for node in graph.nodes:
+        if node.at_least and node.keep is not None and node.name in saved:
+            place = (graph.source(node.name) or node.name, graph.operator(node.name), node.keep)
+            found[place] = None
+    for source, operator, reason in found:
+        yield f"{source}: {operator} is kept although it is marked to be computed again: {reason}"
 
 
 def _values(

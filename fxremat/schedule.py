@@ -202,7 +202,8 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[
     Copy k of a node reads copy min(k, m) of each operand, the backward reads the last copies, and a copy
     runs just before the first node of the backward that needs it (the lazy placement of the paper's last
     clause). Counts of backward nodes, of nodes that may not run again and of inputs are taken as 0; a
-    ``getitem`` follows its operator. With all counts 0 the result is the graph's own order.
+    ``getitem`` follows its operator; what the user ordered (``annotate.region``) overrules the counts. With
+    all counts 0 and no orders the result is the graph's own order.
 
     Args:
         graph: The graph.
@@ -247,6 +248,8 @@ def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> li
             raise ScheduleError(name, None, f"a mirror count must be 0 or more, got {count}")
         counts[graph.index[name]] = count
     for position, node in enumerate(graph.nodes):
+        at_most = counts[position] if node.at_most is None else node.at_most
+        counts[position] = max(min(counts[position], at_most), node.at_least)
         if node.leader is not None:
             counts[position] = counts[node.leader]
         if node.keep is not None or not graph.num_inputs <= position < graph.boundary:

@@ -19,6 +19,7 @@ LAYERS = (
     "_torch",
     "errors",
     "chain",
+    "annotate",
     "ops",
     "canonical",
     "nodes",

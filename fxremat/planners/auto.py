@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
-from fxremat.planners import drop_cheap, keep_all, min_cut, recursive, revolve, sublinear
+from fxremat.planners import drop_cheap, min_cut, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution
 from fxremat.planners.cuts import crossing, forward_lives, mirror_everything_but
 
@@ -38,9 +38,11 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
 
 
 def baseline_plan(problem: Problem) -> Solution:
-    """What the user has without us: nothing recomputed, or under Inductor what PyTorch's min-cut does."""
-    plans = min_cut.plan(problem) if problem.fusion == "inductor" else keep_all.plan(problem)
-    return plans[0]
+    """What the user has without us: under Inductor PyTorch's min-cut, else what a checkpoint policy says."""
+    if problem.fusion == "inductor":
+        return min_cut.plan(problem)[0]
+    wished = {node.name: 1 for node in problem.graph.nodes if node.wish == "recompute"}
+    return problem.mirror(wished, "keep_all")
 
 
 def pareto(solutions: Iterable[Solution]) -> list[Solution]:
@@ -93,14 +95,15 @@ def _largest_gap(solved: Mapping[int, Solution]) -> int | None:
 
 
 def _worth_keeping(problem: Problem, counts: Mapping[str, int]) -> list[str]:
-    """The mirrored values, those first whose keeping saves the most seconds per byte."""
+    """The mirrored values: as the user wishes, then those whose keeping saves the most seconds per byte."""
     graph = problem.graph
+    wishes = ("save", "", "recompute")
 
-    def worth(name: str) -> tuple[float, int]:
+    def worth(name: str) -> tuple[int, float, int]:
         index = graph.index[name]
         size = graph.node_bytes(index)
         seconds = problem.costs.of_node(graph, index)
-        return (-seconds / size if size else 0.0, -index)
+        return wishes.index(graph.nodes[index].wish), -seconds / size if size else 0.0, -index
 
     mirrored = [
         name for name, count in counts.items() if count and graph.nodes[graph.index[name]].leader is None

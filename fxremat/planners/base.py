@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from fxremat.cost import Costs, seconds
+from fxremat.errors import ScheduleError
 from fxremat.fusion import lower
 from fxremat.graph import JointGraph
 from fxremat.memory import measure
-from fxremat.schedule import Binding, Schedule, bind, expand_bound, identity, validate
+from fxremat.schedule import Binding, Schedule, bind, expand_bound, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +100,38 @@ class Problem:
         return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
 
     def check(self, solution: Solution) -> Solution:
-        """The same solution, its schedule found valid; ScheduleError otherwise."""
-        validate(self.graph, solution.schedule)
+        """The same solution, its schedule found valid and obedient; ScheduleError otherwise."""
+        name = self._disobedient(validate(self.graph, solution.schedule))
+        if name is not None:
+            source = self.graph.source(name)
+            problem = f"its region or checkpoint policy orders otherwise ({source})"
+            raise ScheduleError(name, None, problem)
         return solution
 
-    def allows(self, solution: Solution) -> bool:
-        """Whether a solution computes again what the user wants computed again."""
-        return True
+    def allows(self, schedule: Sequence[str]) -> bool:
+        """Whether a schedule obeys what the user ordered (``annotate.region``)."""
+        return not self._has_orders or self._disobedient(bind(self.graph, schedule)) is None
+
+    @functools.cached_property
+    def _has_orders(self) -> bool:
+        return any(node.at_least or node.at_most is not None for node in self.graph.nodes)
 
     def identity(self, planner: str) -> Solution:
-        """Every node once, in the graph's order."""
-        return self.evaluate(identity(self.graph), planner)
+        """Every node once, in the graph's order, but for what the user ordered."""
+        return self.mirror({}, planner)
+
+    def _disobedient(self, binding: Binding) -> str | None:
+        """The first node whose order the schedule breaks."""
+        nodes = [self.graph.nodes[node] for node in binding.nodes]
+        runs = Counter(binding.nodes)
+        for step, reads in enumerate(binding.reads):
+            node = nodes[step]
+            if node.at_most is not None and runs[binding.nodes[step]] > node.at_most + 1:
+                return node.name
+            for read in reads if step >= binding.boundary else ():
+                if read is not None and not binding.is_mirror[read] and nodes[read].at_least > 0:
+                    return nodes[read].name
+        return None
 
 
 Planner: TypeAlias = Callable[[Problem], Solution]

@@ -29,15 +29,15 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         for checkpoints in CHECKPOINTS:
             if checkpoints <= len(places) + 1:
                 found[schedule(problem.graph, places, checkpoints)] = None
+    obedient = filter(problem.allows, found)
     solutions = [problem.identity("revolve")]
     steps = 0
-    for each in sorted(found, key=len):
+    for each in sorted(obedient, key=len):
         steps += len(each)
         if steps > MAX_STEPS:
             break
         solutions.append(problem.evaluate(each, "revolve"))
-    allowed = filter(problem.allows, solutions)
-    return tuple(sorted(allowed, key=lambda solution: (solution.peak_bytes, solution.seconds)))
+    return tuple(sorted(solutions, key=lambda solution: (solution.peak_bytes, solution.seconds)))
 
 
 def schedule(graph: JointGraph, places: Sequence[int], checkpoints: int) -> Schedule:

@@ -1,0 +1,123 @@
+"""Annotations: what users say in their model about keeping and computing again.
+
+``with fxremat.region(...)`` is the mirror attribute of Chen et al. 2016 (Sec. 4.5). It marks the operators
+that run inside, and every planner obeys, at every budget:
+
+    with fxremat.region(keep=True):        # these values are never computed again
+    with fxremat.region(mirror=2):         # dropped, and computed again up to twice: Algorithm 2's m(v)
+    with fxremat.region(recompute=True):   # dropped, and computed again as often as the planner likes
+
+The tags of ``torch.utils.checkpoint`` mean the same: MUST_SAVE and MUST_RECOMPUTE are orders, PREFER_SAVE and
+PREFER_RECOMPUTE are wishes, which hold where a budget leaves the choice.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxremat import _torch
+from fxremat.errors import GraphError, InvalidOptionError
+
+KEY = "fxremat"  # of the annotation in node.meta["custom"]
+
+_outside: dict[str, None] = {}
+
+
+def region(
+    *, keep: bool = False, mirror: int | None = None, recompute: bool = False
+) -> AbstractContextManager[Any]:
+    """Mark the operators that run inside; regions nest, and the innermost one counts.
+
+    Outside of a model that is being compiled or captured it does nothing. What the backward needs of the last
+    value of a marked part is computed again, too, and so is all that this needs; let the values that shall be
+    kept between two parts stand outside of both.
+
+    Args:
+        keep: The values inside are never computed again.
+        mirror: The mirror count of the values inside; 0 is ``keep``. Copies that nobody reads do not run.
+        recompute: The values inside are dropped and computed again, as often as the planner likes.
+
+    Raises:
+        InvalidOptionError: Not exactly one of the three is given, or a negative or no whole number.
+
+    Example:
+        >>> with region(recompute=True):
+        ...     y = torch.relu(torch.ones(2))
+    """
+    given = {"keep": keep is not False, "mirror": mirror is not None, "recompute": recompute is not False}
+    if sum(given.values()) != 1:
+        raise InvalidOptionError("region", "give one of keep=True, mirror=<times>, recompute=True.")
+    if given["mirror"] and (isinstance(mirror, bool) or not isinstance(mirror, int) or mirror < 0):
+        raise InvalidOptionError("mirror", f"got {mirror!r}, expected how often to compute again, 0 or more.")
+    order: dict[str, Any] = {"mirror": 0 if keep else mirror} if not recompute else {"recompute": True}
+    if not torch.compiler.is_compiling():
+        frame = sys._getframe(1)
+        order["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if not _torch.is_tracing():
+            _outside[order["source"]] = None
+    return _torch.annotate({KEY: order})
+
+
+def regions_outside() -> tuple[str, ...]:
+    """``file:line`` of the regions that this process ran outside of any graph, where they do nothing."""
+    return tuple(_outside)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the user says about one node.
+
+    Attributes:
+        at_least: How often its value has to be computed again if the backward needs it.
+        at_most: How often it may be; None for any number.
+        wish: ``"save"``, ``"recompute"`` or nothing: what to do where it is free.
+        reason: Who says so.
+    """
+
+    at_least: int = 0
+    at_most: int | None = None
+    wish: str = ""
+    reason: str = ""
+
+
+def order_of(node: fx.Node) -> Order:
+    """The region and the checkpoint policy of a node.
+
+    Raises:
+        GraphError: They contradict each other.
+    """
+    order, tag = _region_order(node), _policy_order(node)
+    if order is None or (tag.at_least == 0 and tag.at_most is None):
+        return order or tag
+    if (order.at_least > 0 and tag.at_most == 0) or (tag.at_least > 0 and order.at_most == 0):
+        raise GraphError(node.name, f"{order.reason}, but {tag.reason}; take one of them back")
+    return order
+
+
+def _region_order(node: fx.Node) -> Order | None:
+    marked = _torch.custom_annotations(node).get(KEY)
+    if marked is None:
+        return None
+    if marked.get("recompute"):
+        return Order(at_least=1, reason="its region says recompute=True")
+    count = marked["mirror"]
+    return Order(count, count, reason=f"its region says mirror={count}" if count else "its region says keep")
+
+
+def _policy_order(node: fx.Node) -> Order:
+    policy = node.meta.get("recompute")
+    if policy is _torch.CheckpointPolicy.MUST_SAVE:
+        return Order(at_most=0, reason="its checkpoint policy is MUST_SAVE")
+    if policy is _torch.CheckpointPolicy.MUST_RECOMPUTE:
+        return Order(at_least=1, reason="its checkpoint policy is MUST_RECOMPUTE")
+    if policy is _torch.CheckpointPolicy.PREFER_SAVE:
+        return Order(wish="save", reason="its checkpoint policy is PREFER_SAVE")
+    if policy is _torch.CheckpointPolicy.PREFER_RECOMPUTE:
+        return Order(wish="recompute", reason="its checkpoint policy is PREFER_RECOMPUTE")
+    return Order()
