@@ -50,8 +50,6 @@ def pareto(solutions: Iterable[Solution]) -> list[Solution]:
     best: list[Solution] = []
     for solution in sorted(solutions, key=lambda s: (s.peak_bytes, s.seconds)):
         if not best or solution.seconds < best[-1].seconds:
-            if best and best[-1].peak_bytes == solution.peak_bytes:
-                best.pop()
             best.append(solution)
     return best[::-1]
 
