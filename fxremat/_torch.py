@@ -67,6 +67,7 @@ __all__ = [
     "order_after",
     "pin_to_backward",
     "real_tensors",
+    "same_sizes",
     "source_hash",
     "wait_tensor_target",
     "was_traced_in_forward",
@@ -180,6 +181,15 @@ def hint(size: int | torch.SymInt) -> int | None:
     if hasattr(shape_env, "optimization_hint"):
         return int(_call(shape_env.optimization_hint, size.node.expr, fallback=4096))
     return int(shape_env.size_hint(size.node.expr))
+
+
+def same_sizes(some: Sequence[int | torch.SymInt], others: Sequence[int | torch.SymInt]) -> bool:
+    """Whether sizes are the same whatever their symbols stand for, without installing a guard."""
+
+    def text(size: int | torch.SymInt) -> object:
+        return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+
+    return [*map(text, some)] == [*map(text, others)]
 
 
 # --- Steps of PyTorch's partitioners ----------------------------------------------------------------

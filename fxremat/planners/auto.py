@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from fxremat.planners import drop_cheap, keep_all, min_cut, sublinear
 from fxremat.planners.base import Problem, Solution
@@ -25,19 +26,26 @@ MIN_POINTS, MAX_POINTS = 6, 24  # points on a road, however large or small the g
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
-    """The baseline, which serves no budget at all, then the frontier by falling peak."""
-    baseline = baseline_plan(problem)
-    found = [baseline, problem.identity("auto"), *drop_cheap.plan(problem)]
+    """The default, which serves no budget at all, then the frontier by falling peak."""
+    default = _default_plan(problem)
+    found = [default, problem.identity("auto"), *drop_cheap.plan(problem)]
     skeletons = _skeletons(problem)
     found += [solution for _, solution in skeletons]
     points = max(MIN_POINTS, MAX_STEPS // (len(skeletons[:SKELETONS]) * max(1, len(problem.graph.nodes))))
     for counts, solution in skeletons[:SKELETONS]:
         found += _road(problem, counts, solution, min(points, MAX_POINTS))
-    return (baseline, *pareto(found))
+    return (default, *pareto(found))
 
 
 def baseline_plan(problem: Problem) -> Solution:
-    """What the user has without us: nothing recomputed, or under Inductor what PyTorch's min-cut does."""
+    """What the user has without us: nothing recomputed, or under Inductor what PyTorch's min-cut does.
+
+    Without us nothing is written in place that the program does not write in place.
+    """
+    return _default_plan(replace(problem, fusion="none") if problem.fusion == "inplace" else problem)
+
+
+def _default_plan(problem: Problem) -> Solution:
     plans = min_cut.plan(problem) if problem.fusion == "inductor" else keep_all.plan(problem)
     return plans[0]
 
