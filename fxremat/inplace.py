@@ -23,6 +23,7 @@ from fxremat.graph import JointGraph
 from fxremat.instances import storage_instances
 from fxremat.schedule import Binding
 
+
 @dataclass(frozen=True, slots=True)
 class Overwrite:
     """What a step writes its result over.

@@ -14,7 +14,7 @@ from fxremat.schedule import Binding
 def storage_instances(
     graph: JointGraph, binding: Binding
 ) -> tuple[list[tuple[int, int]], list[tuple[int, ...]]]:
-    """All instances as (step, storage), in order of birth, and for each step the instances its value views."""
+    """All instances as (step, storage), in order of birth, and for each step those that its value views."""
     owners: list[tuple[int, int]] = []
     values: list[tuple[int, ...]] = []
     for step, position in enumerate(binding.nodes):

@@ -15,8 +15,8 @@ Definitions, for a step t of a schedule:
 
 This is what boxed fx graphs do to the allocator, byte for byte, apart from its rounding. A result that is
 written over an operand (``inplace.py``) is allocated by nobody: the two count once at the step where one
-takes the place of the other. Under fusion (``fusion.py``) values that stay in registers hold no bytes, and their operands live until the fused kernel
-has run. Linear in steps.
+takes the place of the other. Under fusion (``fusion.py``) values that stay in registers hold no bytes, and
+their operands live until the fused kernel has run. Linear in steps.
 """
 
 from __future__ import annotations

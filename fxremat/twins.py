@@ -81,9 +81,7 @@ def writable_operands(node: fx.Node) -> tuple[fx.Node, ...]:
 def write_over(node: fx.Node, operand: fx.Node) -> None:
     """Turn the node into the twin that writes over this operand; its name and its users stay."""
     twin = next(
-        twin
-        for twin in twins(node)
-        if twin.argument < len(node.args) and node.args[twin.argument] is operand
+        twin for twin in twins(node) if twin.argument < len(node.args) and node.args[twin.argument] is operand
     )
     node.target = twin.target
     if twin.keyword is not None:
@@ -139,12 +137,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether each element has a place of its own, without gaps, and numbers are what memory holds."""
     if tensor.layout is not torch.strided or tensor.is_complex():  # a complex view may be lazily conjugated
         return False
+    sizes, steps = ([_torch.hint(each) for each in found] for found in (tensor.shape, tensor.stride()))
     expected = 1
-    sizes = [_torch.hint(size) for size in tensor.shape]
-    steps = [_torch.hint(step) for step in tensor.stride()]
-    if None in sizes or None in steps:
-        return False
-    for step, size in sorted((step or 0, size or 0) for size, step in zip(sizes, steps, strict=True) if size != 1):
+    for step, size in sorted((step or 0, size or 0) for size, step in zip(sizes, steps, strict=True)):
+        if size == 1:
+            continue
         if step != expected:
             return False
         expected *= size

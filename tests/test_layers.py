@@ -30,6 +30,7 @@ LAYERS = (
     "layout",
     "fusion",
     "memory",
+    "packing",
     "allocate",
     "measure",
     "calibrate",
