@@ -10,7 +10,8 @@ A step takes over the storage of an operand if all of this holds:
    written to by the backward, which may run a second time on it; nor are inputs and tangents.
 4. Who allocated it and who read it are operators of torch that are done with it when they return; a
    collective may still be sending it, and a custom operator may have kept it.
-5. If the result is returned, the operand is not a view: torch treats a returned view unlike a tensor.
+5. If the forward returns the result, the operand is not a view: autograd forbids a caller to write to a
+   view that a function returned.
 
 The result is the same, bit for bit: a twin does the same arithmetic in the same order. Linear in reads.
 """
@@ -60,7 +61,9 @@ class _Decision:
         self.graph = graph
         self.binding = binding
         self.owners, self.values = storage_instances(graph, binding)
+        forward = [step for step in binding.outputs if step < binding.boundary]
         self.returned = {instance for step in binding.outputs for instance in self.values[step]}
+        self.returned_by_forward = {instance for step in forward for instance in self.values[step]}
         self.last_read, self.is_shared = self._readers()
         self.is_view: list[bool] = []  # for each step, whether its tensor is one at run time
 
@@ -110,7 +113,7 @@ class _Decision:
             return False
         if any(instance in self.values[other] for other in reads if other is not None and other != read):
             return False
-        return result not in self.returned or not self.is_view[read]
+        return result not in self.returned_by_forward or not self.is_view[read]
 
     def _overwrite(self, step: int, operand: int) -> Overwrite:
         read = self.binding.reads[step][operand]

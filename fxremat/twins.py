@@ -13,6 +13,8 @@ them pointwise. The tag ``generated`` marks an out operator that allocates the r
 it; it is none. A library's gradient kernel promises no more than that the gradient may be written over, so a
 twin that calls its result ``grad_input`` takes the place of its first argument alone.
 
+An operator that is tagged to return an operand as it is, now and then, is not touched, nor what it reads.
+
 Whether the operand is dead by then is another question (``inplace.py``).
 """
 
@@ -27,6 +29,9 @@ import torch
 from torch import fx
 
 from fxremat import _torch, ops
+
+# Their twins compute the result in memory of their own and copy it.
+_COPYING = frozenset({torch.ops.aten.mvlgamma.default})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +61,18 @@ def twins(node: fx.Node) -> tuple[Twin, ...]:
     """
     if not _torch.is_operator(node.target) or node.target.namespace != "aten":
         return ()
-    if torch.Tag.pointwise not in node.target.tags or ops.is_random(node):
+    if torch.Tag.pointwise not in node.target.tags or ops.is_random(node) or not is_plain(node):
         return ()
     return _twins_of(node.target)
 
 
 def is_plain(node: fx.Node) -> bool:
-    """Whether the node has let go of its operands and its result when it returns, but for declared views."""
+    """Whether the node has let go of its operands and its results when it returns, but for declared views."""
     if ops.is_getitem(node):
         return True
-    return _torch.is_operator(node.target) and node.target.namespace in ops.PURE_NAMESPACES
+    if not _torch.is_operator(node.target) or node.target.namespace not in ops.PURE_NAMESPACES:
+        return False
+    return torch.Tag.maybe_aliasing_or_mutating not in node.target.tags
 
 
 def writable_operands(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -90,7 +97,7 @@ def write_over(node: fx.Node, operand: fx.Node) -> None:
 
 @functools.cache
 def _twins_of(operator: Any) -> tuple[Twin, ...]:
-    return (*_in_place(operator), *_with_out(operator))
+    return () if operator in _COPYING else (*_in_place(operator), *_with_out(operator))
 
 
 def _in_place(operator: Any) -> Iterator[Twin]:
