@@ -64,40 +64,39 @@ class _Decision:
         forward = [step for step in binding.outputs if step < binding.boundary]
         self.returned = {instance for step in binding.outputs for instance in self.values[step]}
         self.returned_by_forward = {instance for step in forward for instance in self.values[step]}
-        self.last_read, self.is_shared = self._readers()
-        self.is_view: list[bool] = []  # for each step, whether its tensor is one at run time
+        self.last_read = self._last_reads()
+        self.held = self._held()
+        self.found: dict[int, Overwrite] = {}
 
     def take(self) -> dict[int, Overwrite]:
-        found: dict[int, Overwrite] = {}
+        writable = self.graph.writable_operands
         for step, position in enumerate(self.binding.nodes):
-            node = self.graph.nodes[position]
-            is_view = node.shares is not None
-            if node.leader is not None:
-                is_view = self._is_view_of(step, node.operands.index(node.leader))
-            for operand in self.graph.writable_operands[position]:
+            for operand in writable[position]:
                 if self._may_write(step, operand):
-                    found[step] = self._overwrite(step, operand)
-                    is_view = self._is_view_of(step, operand)
+                    self.found[step] = self._overwrite(step, operand)
                     break
-            self.is_view.append(is_view)
-        return found
+        return self.found
 
-    def _readers(self) -> tuple[list[int], list[bool]]:
-        """For each instance, the step that reads it last, and whether an operator may hold on to it."""
-        is_plain = self.graph.is_plain
-        last_read = [-1] * len(self.owners)
-        is_shared = [not is_plain[self.binding.nodes[step]] for step, _ in self.owners]
+    def _last_reads(self) -> list[int]:
+        """For each instance, the step that reads it last."""
+        last = [-1] * len(self.owners)
+        values = self.values
         for step, reads in enumerate(self.binding.reads):
-            holds_on = not is_plain[self.binding.nodes[step]]
             for read in reads:
-                for instance in self.values[read] if read is not None else ():
-                    last_read[instance] = step
-                    is_shared[instance] |= holds_on
-        return last_read, is_shared
+                if read is not None:
+                    for instance in values[read]:
+                        last[instance] = step
+        return last
 
-    def _is_view_of(self, step: int, operand: int) -> bool:
-        read = self.binding.reads[step][operand]
-        return read is None or self.is_view[read]
+    def _held(self) -> set[int]:
+        """The instances that an operator which made or read them may hold on to."""
+        is_plain = self.graph.is_plain
+        held: set[int] = set()
+        for step, position in enumerate(self.binding.nodes):
+            if not is_plain[position]:
+                reads = self.binding.reads[step]
+                held.update(self.values[step], *(self.values[read] for read in reads if read is not None))
+        return held
 
     def _may_write(self, step: int, operand: int) -> bool:
         reads, boundary = self.binding.reads[step], self.binding.boundary
@@ -105,7 +104,7 @@ class _Decision:
         if read is None or len(self.values[read]) != 1 or len(self.values[step]) != 1:
             return False
         (instance,), (result,) = self.values[read], self.values[step]
-        if self.last_read[instance] != step or self.is_shared[instance] or instance in self.returned:
+        if self.last_read[instance] != step or instance in self.held or instance in self.returned:
             return False
         size = self.graph.storage_bytes[self.owners[result][1]]
         birth, storage = self.owners[instance]
@@ -113,10 +112,23 @@ class _Decision:
             return False
         if any(instance in self.values[other] for other in reads if other is not None and other != read):
             return False
-        return result not in self.returned_by_forward or not self.is_view[read]
+        return result not in self.returned_by_forward or not self._is_view(read)
 
     def _overwrite(self, step: int, operand: int) -> Overwrite:
         read = self.binding.reads[step][operand]
         assert read is not None, "an input is written to"
         birth, storage = self.owners[self.values[read][0]]
         return Overwrite(operand, birth, storage, self.graph.storage_bytes[storage])
+
+    def _is_view(self, step: int) -> bool:
+        """Whether a step's tensor is a view at run time: it views one, or is what was written over one."""
+        while True:
+            node = self.graph.nodes[self.binding.nodes[step]]
+            if step in self.found:
+                source = self.binding.reads[step][self.found[step].operand]
+            elif node.leader is not None:
+                source = self.binding.reads[step][node.operands.index(node.leader)]
+            else:
+                return node.shares is not None
+            assert source is not None, "an input is written to"
+            step = source
