@@ -10,8 +10,8 @@ A step takes over the storage of an operand if all of this holds:
    written to by the backward, which may run a second time on it; nor are inputs and tangents.
 4. Who allocated it and who read it are operators of torch that are done with it when they return; a
    collective may still be sending it, and a custom operator may have kept it.
-5. If the forward returns the result, the operand is not a view: autograd forbids a caller to write to a
-   view that a function returned.
+5. If the forward returns the result, the operand is not a view: a caller may write to a tensor that a
+   custom function of autograd returned, but not to a view.
 
 The result is the same, bit for bit: a twin does the same arithmetic in the same order. Linear in reads.
 """

@@ -13,6 +13,7 @@ from graphs import (
     Network,
     Sketch,
     assert_same,
+    compiled_graphs,
     example_inputs,
     few,
     networks,
@@ -221,6 +222,14 @@ def test_a_graph_of_mappings_writes_nothing_over() -> None:
     )
     assert written(graph) == {}
     assert lower(graph, bind(graph, graph.names), "inplace").overwrites == {}
+
+
+def test_sizes_may_be_symbols() -> None:
+    """Sizes that are the same symbol are the same, whatever it stands for."""
+    weight = torch.randn(4, 4, requires_grad=True)
+    (graph,) = compiled_graphs(lambda x: (x @ weight).sin().tanh().sum(), torch.randn(6, 4), dynamic=True)
+    assert isinstance(graph.fx_nodes[graph.index["mm"]].meta["val"].shape[0], torch.SymInt)
+    assert written(graph)["tanh"] == "sin"
 
 
 # --- Random programs ------------------------------------------------------------------------------------
