@@ -6,6 +6,7 @@ and when, so that the peak of a training step fits a budget in bytes.
     model = torch.compile(model, backend="fxremat", options={"budget": "8GiB"})
 """
 
+from fxremat.allocate import Allocation, allocate
 from fxremat.annotate import region
 from fxremat.backend import fxremat_backend, partitioner, reports
 from fxremat.capture import capture
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PLANNERS",
+    "Allocation",
     "CaptureError",
     "FxrematError",
     "GraphError",
@@ -42,6 +44,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Solution",
+    "allocate",
     "capture",
     "expand",
     "fxremat_backend",

@@ -42,7 +42,6 @@ __all__ = [
     "compile_with_inductor",
     "compile_without_inductor",
     "cse",
-    "custom_annotations",
     "default_partition",
     "export_joint",
     "extract_forward_backward",
@@ -70,6 +69,7 @@ __all__ = [
     "order_after",
     "pin_to_backward",
     "real_tensors",
+    "same_sizes",
     "source_hash",
     "wait_tensor_target",
     "was_traced_in_forward",
@@ -164,12 +164,6 @@ def mutated_input_of(description: object) -> object | None:
     return getattr(description, "mutated_input", None)
 
 
-def custom_annotations(node: fx.Node) -> Mapping[str, Any]:
-    """What ``torch.fx.traceback.annotate`` left on the node."""
-    custom = node.meta.get("custom")
-    return custom if isinstance(custom, Mapping) else {}
-
-
 def annotate(annotation: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Leave an annotation on the nodes that are traced inside, through Dynamo and AOTAutograd."""
     return fx.traceback.annotate(annotation)
@@ -193,6 +187,15 @@ def hint(size: int | torch.SymInt) -> int | None:
     if hasattr(shape_env, "optimization_hint"):
         return int(_call(shape_env.optimization_hint, size.node.expr, fallback=4096))
     return int(shape_env.size_hint(size.node.expr))
+
+
+def same_sizes(some: Sequence[int | torch.SymInt], others: Sequence[int | torch.SymInt]) -> bool:
+    """Whether sizes are the same whatever their symbols stand for, without installing a guard."""
+
+    def text(size: int | torch.SymInt) -> object:
+        return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+
+    return [*map(text, some)] == [*map(text, others)]
 
 
 # --- Steps of PyTorch's partitioners ----------------------------------------------------------------

@@ -101,7 +101,7 @@ def order_of(node: fx.Node) -> Order:
 
 
 def _region_order(node: fx.Node) -> Order | None:
-    marked = _torch.custom_annotations(node).get(KEY)
+    marked = (node.meta.get("custom") or {}).get(KEY)
     if marked is None:
         return None
     if marked.get("recompute"):

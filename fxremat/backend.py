@@ -45,7 +45,8 @@ def fxremat_backend(
         module: The graph.
         inputs: Example inputs.
         mode: As for Inductor.
-        options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error`` and any of Inductor's.
+        options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace`` and any of
+            Inductor's.
 
     Raises:
         InvalidOptionError: An option or its value is unknown.

@@ -159,12 +159,12 @@ def _planned(graph: JointGraph, *, budget: Any, planner: Any, cost: str, compile
     """The report of a graph that is planned and goes no further."""
     from fxremat.calibrate import scratch_bytes
     from fxremat.memory import profile
-    from fxremat.options import resolve_budget
+    from fxremat.options import memory_model, resolve_budget
     from fxremat.pipeline import make_problem, plan
     from fxremat.planners.auto import baseline_plan
     from fxremat.report import make_report
 
-    fusion = "inductor" if compiler == "inductor" else "none"
+    fusion = memory_model(compiler)
     graph = replace(graph, scratch_bytes=scratch_bytes(graph, fusion))
     start = time.perf_counter()
     solution = plan(graph, budget, planner, cost, fusion)

@@ -1,6 +1,7 @@
 """Fusion: which values of a schedule get a buffer, and when the kernel that makes them runs.
 
-Without fusion every step is a kernel and every value has a buffer. Under Inductor these things differ:
+Without fusion every step is a kernel and every value has a buffer, or takes over that of an operand
+(``inplace.py``). Under Inductor these things differ:
 
 1. *Inlining.* A pointwise value with few reads is not computed where it stands but inside each of its
    readers; what it reads is then held until the last of those has run. It is realized all the same if the
@@ -37,12 +38,13 @@ from dataclasses import dataclass, field
 from fxremat import ops
 from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
+from fxremat.inplace import Overwrite, overwrites
 from fxremat.kernels import Kernel, in_order, join_calls, leads_to
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
 from fxremat.schedule import Binding
 
-FUSIONS = ("none", "inductor")
+FUSIONS = ("none", "inplace", "inductor")
 
 # Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, max_fusion_size, and the
 # distance in its scheduler's are_long_distant_nodes.
@@ -62,6 +64,7 @@ class Lowering:
         extra_bytes: Triples (first step, last step, bytes), the steps included: copies that the code holds
             besides the values, and, negative, results that are written over an operand that dies there.
         held_in: For steps whose value is a part of a later step's buffer, that step.
+        overwrites: Without fusion, the steps that write their result over an operand.
     """
 
     materialised: Sequence[bool]
@@ -69,6 +72,7 @@ class Lowering:
     read_until: Sequence[int]
     extra_bytes: Sequence[tuple[int, int, int]] = ()
     held_in: Mapping[int, int] = field(default_factory=dict)
+    overwrites: Mapping[int, Overwrite] = field(default_factory=dict)
 
 
 def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
@@ -77,7 +81,7 @@ def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
     Args:
         graph: The graph.
         binding: The resolved schedule.
-        fusion: ``"none"`` or ``"inductor"``.
+        fusion: ``"none"``, ``"inplace"`` or ``"inductor"``.
 
     Raises:
         InvalidOptionError: Another fusion is named.
@@ -85,6 +89,10 @@ def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
     steps = range(len(binding.nodes))
     if fusion == "none" or not graph.fx_nodes:
         return Lowering([True] * len(steps), steps, steps)
+    if fusion == "inplace":
+        found = overwrites(graph, binding)
+        saved = [(step, step, -each.bytes) for step, each in found.items()]
+        return Lowering([True] * len(steps), steps, steps, saved, overwrites=found)
     if fusion != "inductor":
         raise InvalidOptionError.bad_value("fusion", fusion, FUSIONS)
     return _Inductor(graph, binding).lower()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from fxremat import _torch, ops
+from fxremat import _torch, ops, twins
 from fxremat.canonical import Phase, canonical_copy, module_path, source_line
 from fxremat.errors import GraphError
 from fxremat.nodes import Node, analyse
@@ -197,6 +197,19 @@ class JointGraph:
     def loops(self) -> tuple[ops.Loop, ...]:
         """What fusion needs to know of each node; empty for a graph made of mappings."""
         return tuple(map(ops.loop, self.fx_nodes))
+
+    @functools.cached_property
+    def writable_operands(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, which of its operands a twin could write over; empty for a graph of mappings."""
+        return tuple(
+            tuple(node.operands.index(self.index[operand.name]) for operand in twins.writable_operands(each))
+            for node, each in zip(self.nodes, self.fx_nodes, strict=False)
+        )
+
+    @functools.cached_property
+    def is_plain(self) -> tuple[bool, ...]:
+        """For each node, whether it is done with its operands and its result when it returns."""
+        return tuple(map(twins.is_plain, self.fx_nodes))
 
     @functools.cached_property
     def convolutions(self) -> frozenset[int]:

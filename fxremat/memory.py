@@ -13,9 +13,10 @@ Definitions, for a step t of a schedule:
 7. *Live bytes* at t are those of all instances born at or before t and dead at or after t, and of 5 and 6;
    the *peak* is their maximum.
 
-This is what boxed fx graphs do to the allocator, byte for byte, apart from its rounding. Under fusion
-(``fusion.py``) values that stay in registers hold no bytes, and their operands live until the fused kernel
-has run. Linear in steps.
+This is what boxed fx graphs do to the allocator, byte for byte, apart from its rounding. A result that is
+written over an operand (``inplace.py``) is allocated by nobody: the two count once at the step where one
+takes the place of the other. Under fusion (``fusion.py``) values that stay in registers hold no bytes, and
+their operands live until the fused kernel has run. Linear in steps.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy.typing as npt
 
 from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
+from fxremat.instances import storage_instances
 from fxremat.schedule import Binding, bind
 
 
@@ -88,7 +90,8 @@ def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") ->
     Args:
         graph: The graph.
         schedule: Names of its nodes, in execution order.
-        fusion: ``"none"``: every value has a buffer; ``"inductor"``: those that Inductor materialises.
+        fusion: ``"none"``: every value has a buffer; ``"inplace"``: or takes over an operand's;
+            ``"inductor"``: those that Inductor materialises have one.
 
     Raises:
         ScheduleError: The schedule reads a value before it is there.
@@ -106,7 +109,7 @@ def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") ->
 
 def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryProfile:
     """The memory of a resolved and lowered schedule."""
-    owners, values = _instances(graph, binding)
+    owners, values = storage_instances(graph, binding)
     deaths = _deaths(binding, lowering, owners, values)
     steps = len(binding.nodes)
     change = np.zeros(steps + 1, dtype=np.int64)
@@ -127,25 +130,6 @@ def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryPr
     if graph.scratch_bytes:
         np.add.at(live, lowering.runs_at, np.array(graph.scratch_bytes)[list(binding.nodes)])
     return MemoryProfile(live, binding.boundary, tuple(intervals))
-
-
-def _instances(graph: JointGraph, binding: Binding) -> tuple[list[tuple[int, int]], list[tuple[int, ...]]]:
-    """All storage instances as (step, storage), and for each step the instances its value views."""
-    owners: list[tuple[int, int]] = []
-    values: list[tuple[int, ...]] = []
-    for step, position in enumerate(binding.nodes):
-        node = graph.nodes[position]
-        if node.shares is None:
-            created = node.recreates if binding.is_mirror[step] else node.creates
-            values.append(tuple(range(len(owners), len(owners) + len(created))))
-            owners.extend((step, storage) for storage in created)
-            continue
-        source = binding.reads[step][node.operands.index(node.shares)]
-        shared = values[source] if source is not None else ()
-        if node.leader is not None:
-            shared = tuple(instance for instance in shared if owners[instance][1] in node.views)
-        values.append(shared)
-    return owners, values
 
 
 def _deaths(

@@ -35,7 +35,7 @@ _UNDECLARED_VIEWS = frozenset(
 )
 
 # Namespaces whose operators are pure where their tags and schemas say nothing to the contrary.
-_PURE_NAMESPACES = frozenset({"aten", "prims"})
+PURE_NAMESPACES = frozenset({"aten", "prims"})
 
 # Loops without a reduction although not tagged pointwise: they copy, fill, gather or pad.
 _COPYING = frozenset(
@@ -294,7 +294,7 @@ def keep_reason(node: fx.Node) -> str | None:
         return "it is a call of which nothing is known"
     if node.target._schema.is_mutable:
         return "it writes to an operand"
-    if node.target.namespace not in _PURE_NAMESPACES:
+    if node.target.namespace not in PURE_NAMESPACES:
         return "it is a custom operator, not known to be pure"
     if torch.Tag.data_dependent_output in node.target.tags:
         return "its value becomes a number of the program"

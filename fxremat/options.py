@@ -47,6 +47,8 @@ class Options:
         cost: ``"roofline"``, ``"measured"``, or seconds by node name.
         on_error: ``"raise"``, or ``"fallback"`` to warn and use PyTorch's partitioner.
         inductor: Options for Inductor, those of ``mode`` included.
+        inplace: Whether ``compiler="eager"`` writes results over operands that die, where that is safe.
+            Inductor decides that for itself; its own option is ``inplace_buffers``.
     """
 
     budget: Budget = None
@@ -55,6 +57,12 @@ class Options:
     cost: str | Mapping[str, float] = "roofline"
     on_error: str = "raise"
     inductor: Mapping[str, Any] = field(default_factory=dict)
+    inplace: bool = True
+
+    @property
+    def fusion(self) -> str:
+        """The memory model that predicts what is compiled."""
+        return memory_model(self.compiler, self.inplace)
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
@@ -74,6 +82,10 @@ class Options:
         check_budget(self.budget)
         _check_choice("compiler", self.compiler, COMPILERS)
         _check_choice("on_error", self.on_error, ON_ERROR)
+        _check_choice("inplace", self.inplace, (True, False))
+        if self.compiler == "inductor" and not self.inplace:
+            problem = "is for compiler='eager'; Inductor's own option is inplace_buffers=False."
+            raise InvalidOptionError("inplace", problem)
         if not callable(self.planner):
             _check_choice("planner", self.planner, tuple(PLANNERS))
         if not isinstance(self.cost, Mapping):
@@ -84,7 +96,14 @@ class Options:
                 raise InvalidOptionError.unknown(name, (*OWN, *known))
 
 
-OWN = ("budget", "planner", "compiler", "cost", "on_error")
+OWN = ("budget", "planner", "compiler", "cost", "on_error", "inplace")
+
+
+def memory_model(compiler: str, inplace: bool = True) -> str:
+    """The memory model that predicts a compiler: one of ``fusion.FUSIONS``."""
+    if compiler == "inductor":
+        return "inductor"
+    return "inplace" if inplace else "none"
 
 
 def _mode_options(mode: str | None) -> dict[str, Any]:
@@ -96,7 +115,7 @@ def _mode_options(mode: str | None) -> dict[str, Any]:
 
 def _check_choice(option: str, value: object, allowed: Any) -> None:
     if value not in allowed:
-        raise InvalidOptionError.bad_value(option, value, allowed)
+        raise InvalidOptionError.bad_value(option, value, map(str, allowed))
 
 
 def check_budget(budget: object) -> None:

@@ -7,21 +7,27 @@ symbolic sizes, opaque objects, random states) is PyTorch's own, kept by PyTorch
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
-from fxremat import _torch, ops
+from fxremat import _torch, ops, twins
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
+from fxremat.inplace import overwrites
 from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
+from fxremat.schedule import bind
 
 
-def partition(graph: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward of a joint graph.
 
     Args:
         graph: A graph made from fx, rewritten or not.
+        inplace: Whether results are written over operands that die, where that is safe. For graphs that
+            run as they are; a compiler that takes graphs without side effects must get them without.
 
     Returns:
         ``(forward, backward)``: the forward takes the primals and returns its outputs and the saved
@@ -39,7 +45,24 @@ def partition(graph: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
     names = [node.name for node in graph.nodes]
     _erase_random(forward, frozenset(names[graph.boundary :]))
     _erase_random(backward, frozenset(names[: graph.boundary]))
-    return _torch.finish_partition(forward, backward)
+    forward, backward = _torch.finish_partition(forward, backward)
+    if inplace:
+        _write_in_place(graph, (forward, backward))
+    return forward, backward
+
+
+def _write_in_place(graph: JointGraph, modules: Iterable[fx.GraphModule]) -> None:
+    """Turn into their twins the nodes that write over an operand in the graph's own order."""
+    written = {}
+    for step, overwrite in overwrites(graph, bind(graph, graph.names)).items():
+        node = graph.nodes[graph.num_inputs + step]
+        written[node.name] = graph.nodes[node.operands[overwrite.operand]].name
+    for module in modules:
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.name in written:
+                (operand,) = (each for each in node.all_input_nodes if each.name == written[node.name])
+                twins.write_over(node, operand)
+        module.recompile()
 
 
 def _erase_random(module: fx.GraphModule, others: frozenset[str]) -> None:

@@ -66,7 +66,8 @@ def plan(
             several, a schedule, or mirror counts; or one whose only parameter is called ``node``, that
             takes a node of the forward (an ``fx.Node``) and returns its mirror count.
         cost: ``"roofline"``, ``"measured"``, or seconds by node name.
-        fusion: The memory model: ``"inductor"``, or ``"none"`` where every value has a buffer.
+        fusion: The memory model: ``"inductor"``; ``"inplace"``, which is the backend's for
+            ``compiler="eager"``; or ``"none"``, where every value has a buffer of its own.
 
     Raises:
         InfeasibleBudgetError: None of the planner's solutions fits.
@@ -152,17 +153,16 @@ def partition_joint(
     _torch.cse(module)
     _torch.force_saves(module)
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
-    fusion = "inductor" if options.compiler == "inductor" else "none"
-    graph = replace(graph, scratch_bytes=scratch_bytes(graph, fusion))
+    graph = replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion))
     start = time.perf_counter()
-    problem = make_problem(graph, options.cost, fusion, static_inputs)
+    problem = make_problem(graph, options.cost, options.fusion, static_inputs)
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
     solution = choose(problem, solve(problem, options.planner), options.budget, budget_bytes)
     report = make_report(
         graph,
         problem,
-        profile(graph, solution.schedule, fusion),
+        profile(graph, solution.schedule, options.fusion),
         solution,
         baseline,
         compiler=options.compiler,
@@ -170,7 +170,7 @@ def partition_joint(
         budget_bytes=budget_bytes,
         planning_seconds=time.perf_counter() - start,
     )
-    forward, backward = partition(rewrite(graph, solution.schedule))
+    forward, backward = partition(rewrite(graph, solution.schedule), inplace=options.fusion == "inplace")
     if options.compiler == "inductor":
         order_recomputation(backward)
     return forward, backward, report

@@ -463,14 +463,14 @@ def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 class CountOperators(TorchDispatchMode):
-    """Counts the operators that run, by name: ``counts["aten.mm"]``."""
+    """Counts the operators that run, by name: ``counts["aten.mm"]``; ``relu_`` counts as ``relu``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[str(function.overloadpacket)] += 1
+        self.counts[str(function.overloadpacket).removesuffix("_")] += 1
         return function(*args, **(kwargs or {}))
 
 

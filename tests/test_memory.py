@@ -374,9 +374,9 @@ def test_outputs_alone_are_live_at_the_end(graph: JointGraph) -> None:
 SCALAR_BYTES = 12  # a number that a pointwise operator reads becomes a tensor, in two dtypes at worst
 
 
-def measured_peak(graph: JointGraph) -> int:
+def measured_peak(graph: JointGraph, fusion: str) -> int:
     """The peak of the partitioned graph's forward and backward, boxed as ``compiler="eager"`` runs them."""
-    forward, backward = fxremat.partition(graph)
+    forward, backward = fxremat.partition(graph, inplace=fusion == "inplace")
     given = dict(zip(placeholders(graph.module), example_inputs(graph), strict=True))
     primals = [given[name] for name in placeholders(forward)]
     count = len(graph.forward_outputs)
@@ -397,12 +397,13 @@ def measured_peak(graph: JointGraph) -> int:
         return measure_peak(step, device="cpu").peak_bytes
 
 
+@pytest.mark.parametrize("fusion", ["none", "inplace"])
 @few(8)
 @given(networks(), st.integers(0, 3))
-def test_the_peak_is_the_allocators(network: Network, seed: int) -> None:
+def test_the_peak_is_the_allocators(fusion: str, network: Network, seed: int) -> None:
     """The forward and the backward of a random model allocate what was predicted."""
     graph = traced(network)
     graph = replace(graph, scratch_bytes=scratch_bytes(graph, "none"))
     schedule = random_schedule(graph, seed)
-    measured = measured_peak(fxremat.rewrite(graph, schedule))
-    assert 0 <= measured - profile(graph, schedule).peak_bytes <= SCALAR_BYTES
+    measured = measured_peak(fxremat.rewrite(graph, schedule), fusion)
+    assert 0 <= measured - profile(graph, schedule, fusion).peak_bytes <= SCALAR_BYTES

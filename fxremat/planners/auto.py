@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from fxremat.planners import drop_cheap, min_cut, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution
@@ -25,20 +26,27 @@ MIN_POINTS, MAX_POINTS = 6, 24  # points on a road, however large or small the g
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
-    """The baseline, which serves no budget at all, then the frontier by falling peak."""
-    baseline = baseline_plan(problem)
-    found = [baseline, problem.identity("auto"), *drop_cheap.plan(problem)]
+    """The default, which serves no budget at all, then the frontier by falling peak."""
+    default = _default_plan(problem)
+    found = [default, problem.identity("auto"), *drop_cheap.plan(problem)]
     found += (*recursive.plan(problem), *revolve.plan(problem))
     skeletons = _skeletons(problem)
     found += [solution for _, solution in skeletons]
     points = max(MIN_POINTS, MAX_STEPS // (len(skeletons[:SKELETONS]) * max(1, len(problem.graph.nodes))))
     for counts, solution in skeletons[:SKELETONS]:
         found += _road(problem, counts, solution, min(points, MAX_POINTS))
-    return (baseline, *pareto(found))
+    return (default, *pareto(found))
 
 
 def baseline_plan(problem: Problem) -> Solution:
-    """What the user has without us: under Inductor PyTorch's min-cut, else what a checkpoint policy says."""
+    """What the user has without us: under Inductor PyTorch's min-cut, else what a checkpoint policy says.
+
+    Without us nothing is written in place that the program does not write in place.
+    """
+    return _default_plan(replace(problem, fusion="none") if problem.fusion == "inplace" else problem)
+
+
+def _default_plan(problem: Problem) -> Solution:
     if problem.fusion == "inductor":
         return min_cut.plan(problem)[0]
     wished = {node.name: 1 for node in problem.graph.nodes if node.wish == "recompute"}

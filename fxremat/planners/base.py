@@ -67,7 +67,7 @@ class Problem:
     Attributes:
         graph: The joint graph.
         costs: Seconds of its nodes.
-        fusion: The memory model: ``"none"`` or ``"inductor"``.
+        fusion: The memory model: ``"none"``, ``"inplace"`` or ``"inductor"``.
         min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
     """
 
@@ -80,7 +80,7 @@ class Problem:
     def lower_bound_seconds(self) -> float:
         """Every node once, nothing read or written that fusion could save."""
         fixed, nodes = self.costs.fixed, range(self.graph.num_inputs, len(self.graph.nodes))
-        if self.fusion == "none":
+        if self.fusion != "inductor":
             return sum(self.costs.of_node(self.graph, node) for node in nodes)
         return sum(fixed[node] for node in nodes)
 

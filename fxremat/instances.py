@@ -1,0 +1,32 @@
+"""Instances: which pieces of memory the steps of a schedule allocate, and which of them each value views.
+
+A *storage instance* is one allocation of a storage: each occurrence of a node has its own. A value views
+the instances that its node creates or, where the node is a view, those of the operand's latest occurrence.
+Linear in steps.
+"""
+
+from __future__ import annotations
+
+from fxremat.graph import JointGraph
+from fxremat.schedule import Binding
+
+
+def storage_instances(
+    graph: JointGraph, binding: Binding
+) -> tuple[list[tuple[int, int]], list[tuple[int, ...]]]:
+    """All instances as (step, storage), in order of birth, and for each step those that its value views."""
+    owners: list[tuple[int, int]] = []
+    values: list[tuple[int, ...]] = []
+    for step, position in enumerate(binding.nodes):
+        node = graph.nodes[position]
+        if node.shares is None:
+            created = node.recreates if binding.is_mirror[step] else node.creates
+            values.append(tuple(range(len(owners), len(owners) + len(created))))
+            owners.extend((step, storage) for storage in created)
+            continue
+        source = binding.reads[step][node.operands.index(node.shares)]
+        shared = values[source] if source is not None else ()
+        if node.leader is not None:
+            shared = tuple(instance for instance in shared if owners[instance][1] in node.views)
+        values.append(shared)
+    return owners, values
