@@ -15,7 +15,7 @@ these are heuristics:
   longest-lived first; then walks lead from the better of them through orders in which two blocks are
   swapped, or what stuck out is moved forward. Such an attempt compares each block with all before it:
   n**2 / 2 comparisons, in numpy. There are fewer attempts the larger n is, so that the work is bounded,
-  and none beyond some 44,000 blocks. 30,000 take ten seconds at most.
+  and none beyond some 44,000 blocks. 30,000 take about ten seconds.
 
 Ties are broken by the blocks' own order, so the same blocks are packed alike everywhere.
 """
