@@ -26,6 +26,7 @@ _STYLES = {
     "auto": ("#D55E00", "X"),
     "auto at sublinear's peak": ("#D55E00", "X"),
 }
+_BEHIND = {"markersize": 10, "linewidth": 3, "alpha": 0.7}
 _TITLES = {"resnet": "Pre-activation ResNet", "lstm": "LSTM, 4 layers of 1024"}
 _TIMED = ("sublinear", "recursive", "auto at sublinear's peak")
 _PAPER_EXTRA = 30  # percent
@@ -69,6 +70,8 @@ def _canvas(panels: int) -> tuple[Any, list[Any]]:
 
 def _memory(figure: Figure) -> Any:
     """Figures 5 and 6: feature-map bytes against size."""
+    from matplotlib.ticker import LogLocator
+
     (network,) = figure.networks()
     canvas, (axes,) = _canvas(1)
     for name, (colour, marker) in _STYLES.items():
@@ -77,8 +80,12 @@ def _memory(figure: Figure) -> Any:
             continue
         label = f"{name} (slope {slope(sizes, values):.2f})"
         heights = [value / _GIB for value in values]
-        axes.loglog(sizes, heights, color=colour, marker=marker, label=label, markersize=6)
+        style = _BEHIND if name == "sublinear" else {}  # auto is often the same, and drawn upon it
+        axes.loglog(sizes, heights, color=colour, marker=marker, label=label, **style)
     _label_sizes(axes, network, sorted({point.size for point in figure.points}))
+    axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.set_ylabel("feature maps (GiB)")
     axes.set_title(_TITLES[network])
     axes.grid(True, which="major", alpha=0.3)

@@ -199,10 +199,19 @@ def _sum_before(graph: JointGraph, maker: Mapping[int, int], storage: int) -> in
     for term in sorted(graph.nodes[maker[storage]].operands, key=lambda term: not _is_sum(graph, term)):
         node = graph.nodes[term]
         made = maker[node.views[0]] if node.phase is Phase.BACKWARD and node.views else term
-        read_once = len(graph.users[term]) == 1 and graph.users[made] in ((term,), graph.users[term])
-        if read_once and graph.node_bytes(made) == graph.storage_bytes[storage]:
+        is_ours = _is_read_by(graph, made, maker[storage])
+        if is_ours and graph.node_bytes(made) == graph.storage_bytes[storage]:
             return graph.nodes[made].creates[0]
     return None
+
+
+def _is_read_by(graph: JointGraph, node: int, reader: int) -> bool:
+    """Whether a node alone reads another one's value, maybe through views of it."""
+    while node != reader and len(graph.users[node]) == 1:
+        (node,) = graph.users[node]
+        if node != reader and graph.nodes[node].shares is None:
+            return False
+    return node == reader
 
 
 def _is_sum(graph: JointGraph, node: int) -> bool:

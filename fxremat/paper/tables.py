@@ -12,7 +12,7 @@ from fxremat.paper.strategies import NAMES
 
 __all__ = ["format_figure"]
 
-_GIB = 2**30
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _COPIES = 3  # of the parameters on the device: themselves, their gradients, SGD's momentum
 _RECOMPUTING = ("sublinear", "recursive", "auto at sublinear's peak", "auto")
 _TITLES = {"resnet": "Pre-activation ResNet", "lstm": "Unrolled LSTM"}
@@ -36,22 +36,24 @@ def format_figure(figure: Figure) -> str:
 def _feature_maps(figure: Figure, network: str) -> str:
     points = figure.points
     names = [name for name in _planned_names(points) if name in NAMES[:-1]]
-    rows = [[str(point.size), f"{point.nodes:,}", *(_gib(point, name) for name in names)] for point in points]
+    unit = _unit(points)
+    rows = [
+        [str(point.size), f"{point.nodes:,}", *(_memory(point, name, unit) for name in names)]
+        for point in points
+    ]
     slopes = [f"{slope(*figure.curve(network, name)):.2f}" for name in names]
     table = _table((NETWORKS[network], "nodes", *names), [*rows, ["slope", "", *slopes]])
-    return f"{_TITLES[network]}: feature maps, GiB, without parameters and their gradients\n{table}"
+    return f"{_TITLES[network]}: feature maps, {unit}, without parameters and their gradients\n{table}"
 
 
 def _device_totals(figure: Figure) -> str:
     names = [name for name in ("sharing", *_RECOMPUTING[:2], "auto") if name in _planned_names(figure.points)]
-    rows = [
-        [
-            str(point.size),
-            _number(_COPIES * point.parameter_bytes),
-            *(_gib(point, name, _COPIES) for name in names),
-        ]
-        for point in figure.points
-    ]
+    unit = _unit(figure.points)
+    rows = []
+    for point in figure.points:
+        fixed = f"{_COPIES * point.parameter_bytes / _UNITS[unit]:.3f}"
+        totals = [_memory(point, name, unit, _COPIES) for name in names]
+        rows.append([str(point.size), fixed, *totals])
     paper = {"sharing": "48 GB", "sublinear": "7 GB"}
     rows.append(["paper, 1000", "-", *(paper.get(name, "-") for name in names)])
     head = (
@@ -80,15 +82,18 @@ def _planned_names(points: Iterable[Point]) -> list[str]:
     return [name for name in NAMES if name in planned]
 
 
-def _gib(point: Point, name: str, copies: int = 0) -> str:
+def _unit(points: Iterable[Point]) -> str:
+    """The unit in which the most bytes of all points are 1 or more."""
+    most = max(each.feature_map_bytes for point in points for each in point.planned)
+    return next((unit for unit, size_bytes in _UNITS.items() if most >= size_bytes), "KiB")
+
+
+def _memory(point: Point, name: str, unit: str, copies: int = 0) -> str:
+    """Feature maps, and so many copies of the parameters."""
     planned = point.of(name)
     if planned is None:
         return "-"
-    return _number(planned.feature_map_bytes + copies * point.parameter_bytes)
-
-
-def _number(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.3f}"
+    return f"{(planned.feature_map_bytes + copies * point.parameter_bytes) / _UNITS[unit]:.3f}"
 
 
 def _ratio(point: Point, high: str, low: str) -> str:
