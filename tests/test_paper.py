@@ -181,7 +181,7 @@ def test_strategies_stand_in_the_papers_order() -> None:
 
 def test_each_strategy_takes_less_than_the_one_before() -> None:
     """none > in place > sharing > sublinear >= auto in bytes; recomputation takes time."""
-    graph = lstm_graph(steps=12)
+    graph = lstm_graph(steps=6)
     found = strategies.plan_strategies(graph, strategies.strategies_for(convolutional=False))
     by_name = {each.strategy: each for each in found}
     falling = [name for name in ("none", "in-place", "sharing", "sublinear", "auto") if name in by_name]
@@ -242,7 +242,9 @@ def test_json_reads_back(number: int) -> None:
     assert Figure.from_json(drawn(number).to_json()) == drawn(number)
 
 
-@pytest.mark.parametrize(("number", "quick", "full"), [(5, True, False), (6, False, True), (7, False, False)])
+@pytest.mark.parametrize(
+    ("number", "quick", "full"), [(5, False, False), (5, True, False), (6, False, True), (7, False, False)]
+)
 def test_default_sizes(number: int, quick: bool, full: bool) -> None:
     """Each figure has its networks; the paper's depths reach 1000 layers and 1024 steps."""
     sweep = default_sweep(number, quick=quick, full=full)
@@ -250,7 +252,7 @@ def test_default_sizes(number: int, quick: bool, full: bool) -> None:
     assert set(sweep.planned) == networks
     assert set(sweep.timed) == (networks if number == 7 else set())
     assert number != 6 or sweep.planned["lstm"][-1] == 1024
-    assert number != 7 or sweep.planned["resnet"][-1] > 1000
+    assert number != 5 or quick or sweep.planned["resnet"][-1] > 1000
 
 
 # --- What is printed and drawn ------------------------------------------------------------------------
@@ -265,7 +267,8 @@ def test_table_of_memory() -> None:
     assert lines[6].split() == ["slope", "1.00", "1.00", "0.50", "0.50"]
     (paper,) = [line for line in lines if line.startswith("paper, 1000")]
     assert "48 GB" in paper and "7 GB" in paper
-    assert "16.0x" not in lines[-3] and "4.0x" in lines[-3]
+    ratios = text.split("\n\n")[2].splitlines()
+    assert ratios[3].split() == ["16", "2.0x", "4.0x", "4.0x"]
 
 
 def test_table_of_times() -> None:

@@ -15,6 +15,7 @@ Linear in nodes, apart from the planners.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import time
@@ -106,6 +107,7 @@ def plan_strategies(
         begin: Is told the name of each strategy before it is planned.
     """
     problem = Problem(graph, roofline(graph, CUDA), "none")
+    allocated = functools.cache(functools.partial(_feature_map_and_total_bytes, graph))
     solved: dict[str, tuple[Solution, ...]] = {}
     found: dict[str, Planned] = {}
     for strategy in strategies:
@@ -117,12 +119,7 @@ def plan_strategies(
         solution = _chosen(problem, solved[strategy.planner], found.get(strategy.within or ""))
         found[strategy.name] = Planned(
             strategy.name,
-            arena_bytes(
-                without_parameter_gradients(graph, strategy.allocation),
-                solution.schedule,
-                strategy.allocation,
-            ),
-            arena_bytes(graph, solution.schedule, strategy.allocation),
+            *allocated(solution.schedule, strategy.allocation),
             solution.peak_bytes,
             solution.seconds,
             planning_seconds,
@@ -138,6 +135,13 @@ def _chosen(problem: Problem, solutions: Sequence[Solution], within: Planned | N
 
 
 # --- Static allocation --------------------------------------------------------------------------------
+
+
+def _feature_map_and_total_bytes(
+    graph: JointGraph, schedule: Sequence[str], allocation: str
+) -> tuple[int, int]:
+    without = without_parameter_gradients(graph, allocation)
+    return arena_bytes(without, schedule, allocation), arena_bytes(graph, schedule, allocation)
 
 
 def _allocator() -> Callable[..., object] | None:

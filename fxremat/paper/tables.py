@@ -24,7 +24,7 @@ def format_figure(figure: Figure) -> str:
         parts = [_predicted_times(figure), *([_measured_times(figure)] if figure.timings else [])]
         return "\n\n".join(parts)
     (network,) = figure.networks()
-    parts = [_feature_maps(figure, network), _ratios(figure, network)]
+    parts = [_feature_maps(figure, network), _ratios(figure, network), _predicted_times(figure)]
     if network == "resnet":
         parts.insert(1, _device_totals(figure))
     return "\n\n".join(parts)
