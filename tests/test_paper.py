@@ -281,11 +281,12 @@ def test_table_of_times() -> None:
 @needs_matplotlib
 @pytest.mark.parametrize("number", [5, 6, 7])
 def test_plots_are_written(number: int, tmp_path: Path) -> None:
-    """A PNG and an SVG; the SVG is the same each time but for its date."""
+    """A PNG and an SVG, the same each time."""
     png, svg = plot_figure(drawn(number), tmp_path / "figure.png")
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text("utf-8")
-    assert "<svg" in text
+    plot_figure(drawn(number), png)
+    assert "<svg" in text and text == svg.read_text("utf-8")
 
 
 def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +318,9 @@ def test_command_prints_and_writes(
     assert cli.main(["paper", "--figure", "6", "--quick", "--json", str(path)]) == 0
     figure = Figure.from_json(path.read_text("utf-8"))
     assert capsys.readouterr().out.strip() == format_figure(figure)
-    assert json.loads(path.read_text("utf-8"))["command"] == "fxremat paper --figure 6 --quick"
+    fields = json.loads(path.read_text("utf-8"))
+    assert fields["command"] == "fxremat paper --figure 6 --quick"
+    assert fields["wall_seconds"] > 0 and (fields["host_peak_bytes"] or 2**28) > 2**27
 
 
 @pytest.mark.parametrize("option", [["--json", "nowhere/figure.json"], ["--plot", "figure.pdf"]])

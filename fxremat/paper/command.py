@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from fxremat.errors import InvalidOptionError
-from fxremat.paper.figures import Figure, default_sweep, make_figure, stages
+from fxremat.paper.figures import default_sweep, make_figure, stages
 from fxremat.paper.plots import check_plot, plot_figure
 from fxremat.paper.tables import format_figure
 
@@ -39,6 +40,7 @@ def main(
         check_plot(plot_path)
     if json_path is not None:
         _write(json_path, "")
+    start = time.perf_counter()
     with tqdm(total=stages(sweep), file=sys.stderr, disable=None, unit="stage") as bar:
 
         def begin(stage: str) -> None:
@@ -48,17 +50,31 @@ def main(
         figure = make_figure(number, sweep, begin)
     print(format_figure(figure))
     if json_path is not None:
-        _write(json_path, _with_command(figure, quick, full))
+        header = {
+            "command": _command(number, quick, full),
+            "wall_seconds": time.perf_counter() - start,
+            "host_peak_bytes": _host_peak_bytes(),
+        }
+        _write(json_path, json.dumps({**header, **json.loads(figure.to_json())}, indent=1) + "\n")
     if plot_path is not None:
         plot_figure(figure, plot_path)
     return 0
 
 
-def _with_command(figure: Figure, quick: bool, full: bool) -> str:
-    """The figure's JSON, with the command that makes it again."""
+def _command(number: int, quick: bool, full: bool) -> str:
+    """What makes the figure again."""
     flags = [*(["--quick"] if quick else []), *(["--full"] if full else [])]
-    command = shlex.join(["fxremat", "paper", "--figure", str(figure.number), *flags])
-    return json.dumps({"command": command, **json.loads(figure.to_json())}, indent=1) + "\n"
+    return shlex.join(["fxremat", "paper", "--figure", str(number), *flags])
+
+
+def _host_peak_bytes() -> int | None:
+    """The most memory that this process has held, where the system tells."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else held * 1024  # Linux counts in KiB
 
 
 def _write(path: Path, text: str) -> None:

@@ -52,17 +52,26 @@ def plot_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
     """
     check_plot(path)
     drawn = _memory(figure) if figure.number != 7 else _times(figure)
-    paths = path, path.with_suffix(".svg")
-    for each in paths:
-        drawn.savefig(each, dpi=144)
-    return paths
+    vector = path.with_suffix(".svg")
+    try:
+        drawn.savefig(path, dpi=144)
+        with _same_each_time():
+            drawn.savefig(vector, metadata={"Date": None})
+    except OSError as error:
+        raise InvalidOptionError("plot", f"{str(path)!r} can't be written: {error.strerror}.") from error
+    return path, vector
+
+
+def _same_each_time() -> Any:
+    """While it holds, the same figure gives the same SVG."""
+    import matplotlib
+
+    return matplotlib.rc_context({"svg.hashsalt": "fxremat"})
 
 
 def _canvas(panels: int) -> tuple[Any, list[Any]]:
-    import matplotlib
     from matplotlib.figure import Figure as Canvas
 
-    matplotlib.rcParams["svg.hashsalt"] = "fxremat"  # the same figure gives the same file
     canvas = Canvas(figsize=(6.4 if panels == 1 else 10, 4.8), layout="constrained")
     axes = canvas.subplots(1, panels, squeeze=False)[0]
     return canvas, list(axes)
