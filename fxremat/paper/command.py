@@ -39,7 +39,7 @@ def main(
     if plot_path is not None:
         check_plot(plot_path)
     if json_path is not None:
-        _write(json_path, "")
+        _write(json_path, "", mode="a")  # an earlier result stays until the new one is there
     start = time.perf_counter()
     with tqdm(total=stages(sweep), file=sys.stderr, disable=None, unit="stage") as bar:
 
@@ -77,8 +77,9 @@ def _host_peak_bytes() -> int | None:
     return held if sys.platform == "darwin" else held * 1024  # Linux counts in KiB
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise InvalidOptionError("json", f"{str(path)!r} can't be written: {error.strerror}.") from error

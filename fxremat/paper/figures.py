@@ -175,7 +175,7 @@ def default_sweep(number: int, *, quick: bool = False, full: bool = False, devic
         return Sweep(planned, timed, device=device)
     return Sweep(
         planned,
-        {"resnet": (50, 101, 200), "lstm": (16, 32, 64)},
+        {"resnet": (50, 101), "lstm": (8, 16, 32)},
         timed_resnet=ResNetSizes(width=16, batch=8, pixels=96, classes=100),
         timed_lstm=LSTMSizes(hidden=128, batch=32, classes=500),
         rounds=9,

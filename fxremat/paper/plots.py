@@ -27,7 +27,7 @@ _STYLES = {
     "auto at sublinear's peak": ("#D55E00", "X"),
 }
 _BEHIND = {"markersize": 10, "linewidth": 3, "alpha": 0.7}
-_TITLES = {"resnet": "Pre-activation ResNet", "lstm": "LSTM, 4 layers of 1024"}
+_TITLES = {"resnet": "Pre-activation ResNet", "lstm": "Unrolled LSTM"}
 _TIMED = ("sublinear", "recursive", "auto at sublinear's peak")
 _PAPER_EXTRA = 30  # percent
 
@@ -120,7 +120,7 @@ def _times(figure: Figure) -> Any:
         timed = {timing.size for timing in figure.timings if timing.network == network}
         planned = {point.size for point in figure.points if point.network == network}
         _label_sizes(axes, network, _apart(sorted(planned | timed)))
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.set_title(_TITLES[network])
         axes.grid(True, which="major", alpha=0.3)
     panels[0].set_ylabel("extra time (%)")
