@@ -256,4 +256,4 @@ def _builder(network: str, size: int, resnet: ResNetSizes, lstm: LSTMSizes) -> C
 def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    return f"CPU, {platform.processor() or platform.machine()}, one thread"

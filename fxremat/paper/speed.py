@@ -2,14 +2,16 @@
 
 Each strategy compiles a network of its own, from the same weights and for the same batch, and runs its
 graphs as they are (``compiler="eager"``). Steps are taken in turn, so that a machine whose speed drifts
-is fair to each; a ratio is the median over the rounds. Peaks are those of one more step.
+is fair to each, and on a CPU on one thread; a ratio is the median over the rounds. Peaks are those of one
+more step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +81,8 @@ def time_network(network: str, size: int, build: Build, device: str, rounds: int
     """Compile a network for each strategy, run it, and compare; the first is ``"none"``."""
     torch.compiler.reset()  # or else each size would add to the recompilations of the same code
     runs = dict(_runs(build, device))
-    seconds = time_steps({name: run.step for name, run in runs.items()}, rounds=rounds, warmup=1)
+    with _one_thread():
+        seconds = time_steps({name: run.step for name, run in runs.items()}, rounds=rounds, warmup=1)
     timings = []
     for name, run in runs.items():
         run.model.zero_grad(set_to_none=True)
@@ -98,6 +101,17 @@ def time_network(network: str, size: int, build: Build, device: str, rounds: int
         )
         run.model.zero_grad(set_to_none=True)
     return timings
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """While it holds, operators on the CPU use one thread: several wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _runs(build: Build, device: str) -> Iterable[tuple[str, _Run]]:
