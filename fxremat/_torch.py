@@ -27,6 +27,7 @@ from torch._guards import active_fake_mode
 from torch._higher_order_ops.effects import with_effects
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._library.opaque_object import is_opaque_value
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
@@ -45,6 +46,7 @@ __all__ = [
     "default_partition",
     "export_joint",
     "extract_forward_backward",
+    "fake_tensors",
     "finish_partition",
     "force_saves",
     "hint",
@@ -397,3 +399,10 @@ def export_joint(
         joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
         metadata = joint._aot_state.fw_metadata
         yield joint.graph_module, metadata.num_forward
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make new tensors fake: they have a size and a device, and take no memory."""
+    with FakeTensorMode():
+        yield

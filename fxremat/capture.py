@@ -1,7 +1,7 @@
 """Capture: from a model and example inputs to its JointGraph, without running or holding anything.
 
-With fake tensors (``torch._subclasses`` or a model built under ``torch.device("meta")``) a model of any
-size is captured without its memory.
+With fake tensors (``torch._subclasses``) a model of any size is captured without its memory. On the meta
+device this works too, but some operators have no derivative there.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def capture(
                 module = _torch.inductor_joint_passes(module)
             _torch.cse(module)
             _torch.force_saves(module)
-            return JointGraph.from_fx(module, num_forward_outputs, name=type(model).__name__)
+            graph = JointGraph.from_fx(module, num_forward_outputs, name=type(model).__name__)
+            _check_gradients(model, graph)
+            return graph
     except FxrematError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
@@ -80,3 +82,17 @@ def capture(
             f"{type(model).__name__} could not be traced into a joint graph: {error}. Try it with "
             f"torch.compile(model, backend='fxremat'), which splits a model where tracing stops."
         ) from error
+
+
+def _check_gradients(model: nn.Module, graph: JointGraph) -> None:
+    """Raise CaptureError where the meta device has swallowed the backward.
+
+    Some operators have no derivative there, such as the loss of ``cross_entropy``: torch warns, and goes on
+    without gradients.
+    """
+    is_trained = any(each.requires_grad and each.is_meta for each in model.parameters())
+    if is_trained and all(output is None for output in graph.backward_outputs):
+        raise CaptureError(
+            f"{type(model).__name__} has parameters on the meta device, where some operators have no "
+            f"derivative, and no gradient reaches them. Build it under torch's FakeTensorMode instead."
+        )

@@ -3,6 +3,7 @@
     fxremat demo            a short training run, with fxremat and without
     fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
+    fxremat paper           a figure of the paper, made again
 
 MODEL names a function that returns a model and what it is called with; see ``example.py``.
 
@@ -99,7 +100,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--measure", action="store_true", help="also measure the peak, and that of eager")
     explain.set_defaults(command=_explain)
+    _add_paper(commands, debug)
     return parser
+
+
+def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:
+    paper = commands.add_parser("paper", parents=[debug], help="make a figure of Chen et al. 2016 again")
+    figures = "5: ResNet, memory against layers; 6: LSTM, memory against steps; 7: extra time of both"
+    paper.add_argument("--figure", type=int, choices=(5, 6, 7), required=True, help=figures)
+    paper.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE as JSON")
+    paper.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it, as FILE.png and FILE.svg")
+    size = paper.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="small networks, done in seconds")
+    size.add_argument(
+        "--full", action="store_true", help="up to 1024 steps of the LSTM, for some minutes more"
+    )
+    paper.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where figure 7 is measured (default: cuda where there is one)",
+    )
+    paper.set_defaults(command=_paper)
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -137,6 +158,19 @@ def _demo(arguments: argparse.Namespace) -> int:
     from fxremat import demo
 
     return demo.main(arguments.steps, arguments.device)
+
+
+def _paper(arguments: argparse.Namespace) -> int:
+    from fxremat.paper import command
+
+    return command.main(
+        arguments.figure,
+        json_path=arguments.json,
+        plot_path=arguments.plot,
+        quick=arguments.quick,
+        full=arguments.full,
+        device=arguments.device,
+    )
 
 
 def _plan(arguments: argparse.Namespace) -> int:

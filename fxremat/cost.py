@@ -80,7 +80,7 @@ def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Co
         raise InvalidOptionError.bad_value("cost", cost, COSTS)
     if graph.module is None:
         return _given(graph, graph.given_seconds)
-    return _given(graph, calibrate.seconds(graph)) if cost == "measured" else _roofline(graph)
+    return _given(graph, calibrate.seconds(graph)) if cost == "measured" else roofline(graph)
 
 
 def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> float:
@@ -104,16 +104,17 @@ def _given(graph: JointGraph, given: Mapping[str, float]) -> Costs:
     return Costs(fixed, none, none, (False,) * len(fixed))
 
 
-def _roofline(graph: JointGraph) -> Costs:
+def roofline(graph: JointGraph, device: Device | None = None) -> Costs:
+    """The costs of a traced graph's nodes by the roofline model, on their own device or a given one."""
     fixed, write, read, is_view = [], [], [], []
     for index, node in enumerate(graph.fx_nodes):
-        device = _device(node)
-        traffic = ops.value_bytes(node) / device.bytes_per_second
+        rates = device or _device(node)
+        traffic = ops.value_bytes(node) / rates.bytes_per_second
         view = index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW
         is_view.append(view)
         read.append(traffic)
         write.append(0.0 if view else traffic)
-        fixed.append(0.0 if view else _fixed_seconds(node, device))
+        fixed.append(0.0 if view else _fixed_seconds(node, rates))
     return Costs(tuple(fixed), tuple(write), tuple(read), tuple(is_view))
 
 

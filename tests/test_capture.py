@@ -16,6 +16,7 @@ from fxremat.canonical import Phase
 from fxremat.errors import CaptureError, GraphError, InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
+from fxremat.paper.networks import LSTM, LSTMSizes
 
 
 def phase_names(graph: JointGraph, phase: Phase) -> list[str]:
@@ -117,6 +118,16 @@ def test_a_model_of_fake_tensors() -> None:
         graph = fxremat.capture(model, torch.randn(4, 2**18), loss=torch.sum)
     gradients = 4 * 4 * 2**36
     assert gradients < profile(graph, graph.names).peak_bytes < 1.01 * gradients
+
+
+@pytest.mark.filterwarnings("ignore:aten..nll_loss")
+def test_a_backward_that_meta_swallows() -> None:
+    """On the meta device cross_entropy has no derivative; a graph without gradients is refused."""
+    with torch.device("meta"):
+        model = LSTM(LSTMSizes(layers=1, hidden=4, batch=2, inputs=3, classes=5))
+        batch = torch.randn(2, 2, 3), torch.zeros(2, 2, dtype=torch.long)
+    with pytest.raises(CaptureError, match="FakeTensorMode"):
+        fxremat.capture(model, *batch)
 
 
 def test_inductors_view_of_a_model() -> None:

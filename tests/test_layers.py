@@ -51,6 +51,14 @@ LAYERS = (
     "backend",
     "demo",
     "example",
+    "paper.networks",
+    "paper.strategies",
+    "paper.speed",
+    "paper.figures",
+    "paper.tables",
+    "paper.plots",
+    "paper.command",
+    "paper",
     "cli",
 )
 MAX_LINES = 400
