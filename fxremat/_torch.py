@@ -1,33 +1,28 @@
-"""The only door to private torch names, and the place where torch versions differ.
+"""The door to private torch names of graphs, and the place where torch versions differ.
 
 Everything that PyTorch's partitioners know and do not publish is called from here: what a placeholder
-stands for, symbolic sizes' hints, the forced saves, the min-cut, the extraction of the two graphs, the
-seam to Inductor. Supported: torch 2.11 to 2.15. A keyword that a version lacks is filtered by its
-signature, so the rest of the package never asks for a version.
+stands for, symbolic sizes' hints, the forced saves, the min-cut, the extraction of the two graphs. The other
+half of the door, to AOTAutograd and Inductor, is ``_compilers.py``. Supported: torch 2.11 to 2.15. A keyword
+that a version lacks is filtered by its signature, so the rest of the package never asks for a version.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import ShortenTraceback as PassedThrough
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import active_fake_mode
 from torch._higher_order_ops.effects import with_effects
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._library.opaque_object import is_opaque_value
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
@@ -39,26 +34,17 @@ __all__ = [
     "CustomPartitionerFn",
     "PassedThrough",
     "annotate",
-    "compile_id",
-    "compile_with_inductor",
-    "compile_without_inductor",
     "cse",
     "default_partition",
-    "export_joint",
     "extract_forward_backward",
-    "fake_tensors",
     "finish_partition",
     "force_saves",
     "hint",
-    "inductor_joint_passes",
-    "inductor_modes",
-    "inductor_option_names",
     "is_effectful",
     "is_forward_seed",
     "is_higher_order",
     "is_opaque",
     "is_operator",
-    "is_profiling",
     "is_symbolic",
     "is_tangent",
     "is_tracing",
@@ -70,9 +56,7 @@ __all__ = [
     "mutated_input_of",
     "order_after",
     "pin_to_backward",
-    "real_tensors",
     "same_sizes",
-    "source_hash",
     "wait_tensor_target",
     "was_traced_in_forward",
 ]
@@ -316,93 +300,3 @@ def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> Non
     preserve_node_ordering(module.graph, {node: OrderedSet([dep]) for node, dep in waits.items()})
     module.graph.lint()
     module.recompile()
-
-
-# --- Seams to AOTAutograd and Inductor ---------------------------------------------------------------
-
-
-def compile_without_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], partitioner: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Run both graphs as they are, boxed, so that a value is freed after its last use."""
-    compiler = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner)
-    return compiler(module, inputs)
-
-
-def compile_with_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Compile with Inductor under configuration patches that also hold for the late backward."""
-    from torch._inductor.compile_fx import compile_fx
-
-    return compile_fx(module, inputs, config_patches=dict(patches))  # type: ignore[return-value]
-
-
-def inductor_option_names() -> list[str]:
-    """Every option that ``torch.compile(backend="inductor")`` takes."""
-    from torch._inductor import config
-
-    return list(config.get_config_copy())
-
-
-def inductor_modes() -> dict[str, dict[str, Any]]:
-    """The Inductor options that each ``mode`` of ``torch.compile`` stands for."""
-    from torch._inductor import list_mode_options
-
-    return list_mode_options()
-
-
-def is_profiling() -> bool:
-    """Whether a profiler is recording in this thread."""
-    return bool(torch._C._autograd._profiler_enabled())
-
-
-@contextlib.contextmanager
-def real_tensors() -> Iterator[None]:
-    """Make new tensors real ones although the caller is tracing with fake ones."""
-    with torch.utils._python_dispatch._disable_current_modes():
-        yield
-
-
-def source_hash(folder: pathlib.Path) -> bytes:
-    """A hash of torch's version and of all sources of a package."""
-    files = sorted(str(path) for path in folder.rglob("*.py"))
-    return bytes(get_hash_for_files(tuple(files), torch.__version__))
-
-
-def compile_id() -> str:
-    """Which compilation is under way, such as ``0/0``; empty outside of one."""
-    current = torch._guards.CompileContext.current_compile_id()
-    return "" if current is None else str(current)
-
-
-def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
-    """Apply Inductor's joint-graph passes, as they run before a partitioner is called."""
-    from torch._dynamo.utils import detect_fake_mode
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch._inductor.virtualized import V
-
-    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-    with V.set_fake_mode(detect_fake_mode(values)):
-        return joint_graph_passes(module)
-
-
-@contextlib.contextmanager
-def export_joint(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
-) -> Any:
-    """Yield ``(joint graph module, number of forward outputs)`` traced from a module."""
-    from torch._inductor.decomposition import select_decomp_table
-
-    table = select_decomp_table() if decompose else None
-    with contextlib.ExitStack() as stack:
-        joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
-        metadata = joint._aot_state.fw_metadata
-        yield joint.graph_module, metadata.num_forward
-
-
-@contextlib.contextmanager
-def fake_tensors() -> Iterator[None]:
-    """Make new tensors fake: they have a size and a device, and take no memory."""
-    with FakeTensorMode():
-        yield

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from fxremat import _torch
+from fxremat import _compilers, _torch
 from fxremat.annotate import regions_outside
 from fxremat.errors import FxrematError
 from fxremat.options import Options
@@ -55,10 +55,10 @@ def fxremat_backend(
     parsed = Options.parse(options, mode)
     partition = Partitioner(parsed)
     if parsed.compiler == "eager":
-        return _torch.compile_without_inductor(module, inputs, partition)
+        return _compilers.compile_without_inductor(module, inputs, partition)
     defaults = _KEEP_ORDER if parsed.budget is None else {**_KEEP_ORDER, **_FREE_AT_ONCE}
     patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
-    return _torch.compile_with_inductor(module, inputs, patches)
+    return _compilers.compile_with_inductor(module, inputs, patches)
 
 
 class Partitioner(_torch.CustomPartitionerFn):
@@ -82,7 +82,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         """Split a joint graph into its forward and its backward under the budget."""
         if not has_backward(gm, num_fwd_outputs):
             return _torch.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
-        name = f"graph {_torch.compile_id() or len(_reports)}"
+        name = f"graph {_compilers.compile_id() or len(_reports)}"
         try:
             forward, backward, report = partition_joint(
                 gm, num_fwd_outputs, self.options, name, static_lifetime_input_indices or ()
@@ -99,7 +99,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         """What caches of compiled graphs depend on besides the graph: our source, torch, the options."""
         if callable(self.options.planner):
             return None  # a function has no text that names it in another process: nothing is cached
-        return _torch.source_hash(pathlib.Path(__file__).parent), repr(self.options)
+        return _compilers.source_hash(pathlib.Path(__file__).parent), repr(self.options)
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from tqdm import tqdm
 
-from fxremat import _torch, ops
+from fxremat import _compilers, _torch, ops
 from fxremat.graph import JointGraph
 from fxremat.measure import measure_peak, time_steps
 
@@ -72,7 +72,7 @@ def _sizes(sizes: Iterable[int]) -> list[int | None]:
 
 
 def _runnable(graph: JointGraph) -> Iterable[fx.Node]:
-    if _torch.is_profiling():  # the user's own profiler is running, and there can be but one
+    if _compilers.is_profiling():  # the user's own profiler is running, and there can be but one
         return
     for index, node in enumerate(graph.fx_nodes):
         if index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW or _torch.is_symbolic(node):
@@ -96,7 +96,7 @@ def _fill(
     table: dict[object, _Figure], nodes: list[fx.Node], measure: Callable[[fx.Node], _Figure], title: str
 ) -> None:
     fresh = {key: node for node in nodes if (key := signature(node)) not in table}
-    with _torch.real_tensors(), torch.no_grad(), torch.random.fork_rng():
+    with _compilers.real_tensors(), torch.no_grad(), torch.random.fork_rng():
         for key, node in tqdm(fresh.items(), title, disable=None, leave=False, delay=1.0):
             table[key] = measure(node)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxremat import _torch
+from fxremat import _compilers, _torch
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.options import COMPILERS
@@ -64,12 +64,12 @@ def capture(
         raise InvalidOptionError.bad_value("compiler", compiler, COMPILERS)
     traced = model if loss is None else _WithLoss(model, loss)
     try:
-        with _torch.export_joint(traced, args, kwargs, compiler == "inductor") as (
+        with _compilers.export_joint(traced, args, kwargs, compiler == "inductor") as (
             module,
             num_forward_outputs,
         ):
             if compiler == "inductor":
-                module = _torch.inductor_joint_passes(module)
+                module = _compilers.inductor_joint_passes(module)
             _torch.cse(module)
             _torch.force_saves(module)
             graph = JointGraph.from_fx(module, num_forward_outputs, name=type(model).__name__)

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fxremat import _torch
+from fxremat import _compilers
 from fxremat.errors import FxrematError, InvalidOptionError
 
 __all__ = ["Measurement", "measure_peak", "time_steps"]
@@ -127,7 +127,7 @@ def _wait_for_cuda() -> None:
 
 
 def _measure_cpu(step: Callable[[], object]) -> Measurement:
-    if _torch.is_profiling():  # torch would silently end the outer session, and its figures be 0
+    if _compilers.is_profiling():  # torch would silently end the outer session, and its figures be 0
         raise FxrematError("a profiler is running, and torch has but one: measure outside of it")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         seconds, _held = _timed(step)

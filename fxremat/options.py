@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from fxremat import _torch
+from fxremat import _compilers
 from fxremat.cost import COSTS
 from fxremat.errors import InvalidOptionError
 from fxremat.planners import PLANNERS
@@ -90,7 +90,7 @@ class Options:
             _check_choice("planner", self.planner, tuple(PLANNERS))
         if not isinstance(self.cost, Mapping):
             _check_choice("cost", self.cost, COSTS)
-        known = set(_torch.inductor_option_names())
+        known = set(_compilers.inductor_option_names())
         for name in self.inductor:
             if name not in known:
                 raise InvalidOptionError.unknown(name, (*OWN, *known))
@@ -107,7 +107,7 @@ def memory_model(compiler: str, inplace: bool = True) -> str:
 
 
 def _mode_options(mode: str | None) -> dict[str, Any]:
-    modes = _torch.inductor_modes()
+    modes = _compilers.inductor_modes()
     if mode is not None and mode not in modes:
         raise InvalidOptionError.bad_value("mode", mode, modes)
     return dict(modes[mode]) if mode is not None else {}

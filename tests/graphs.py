@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxremat
-from fxremat import _torch
+from fxremat import _compilers, _torch
 from fxremat.canonical import Phase
 from fxremat.graph import JointGraph
 from fxremat.nodes import Node
@@ -485,7 +485,7 @@ def compiled_graphs(
         return fxremat.partition(found[-1])
 
     def backend(module: fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        return _torch.compile_without_inductor(module, example, partition)
+        return _compilers.compile_without_inductor(module, example, partition)
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, dynamic=dynamic)(*inputs).backward()

@@ -470,7 +470,7 @@ def test_a_dynamic_graph_computes_the_same_for_other_sizes(rows: int) -> None:
         return fxremat.partition(new)
 
     def backend(module: fx.GraphModule, example: Any) -> Any:
-        return fxremat._torch.compile_without_inductor(module, example, partition)
+        return fxremat._compilers.compile_without_inductor(module, example, partition)
 
     torch._dynamo.reset()
     compiled = torch.compile(two_layers, backend=backend, dynamic=True)

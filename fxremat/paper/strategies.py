@@ -16,19 +16,17 @@ Linear in nodes, apart from the planners.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fxremat import ops
+from fxremat.allocate import allocate
 from fxremat.canonical import Phase
 from fxremat.cost import CUDA, roofline
 from fxremat.graph import JointGraph
-from fxremat.memory import profile
 from fxremat.pipeline import choose
-from fxremat.planners import PLANNERS, Problem, Solution
+from fxremat.planners import PLANNERS, Planner, Problem, Solution, recursive
 
 __all__ = ["NAMES", "Planned", "Strategy", "plan_strategies", "strategies_for"]
 
@@ -39,7 +37,7 @@ class Strategy:
 
     Attributes:
         name: What tables call it.
-        planner: A name of `PLANNERS`.
+        planner: A name of `PLANNERS`; "recursive" stands for k = 1 here.
         allocation: ``"none"``, ``"in-place"`` or ``"sharing"``.
         within: The strategy whose predicted peak is the budget; None for the least peak.
     """
@@ -61,6 +59,10 @@ _STRATEGIES = (
     Strategy("auto at sublinear's peak", "auto", within="sublinear"),
 )
 NAMES = tuple(strategy.name for strategy in _STRATEGIES)
+_PLANS: dict[str, Planner] = {
+    **PLANNERS,
+    "recursive": functools.partial(recursive.with_cuts, cuts_per_part=1),
+}
 _CONVOLUTIONAL = "drop bn-relu"  # the paper has it for networks of convolutions only
 
 
@@ -86,14 +88,8 @@ class Planned:
 
 
 def strategies_for(convolutional: bool) -> tuple[Strategy, ...]:
-    """The strategies whose planner and allocation there are, in the paper's order."""
-    return tuple(
-        strategy
-        for strategy in _STRATEGIES
-        if strategy.planner in PLANNERS
-        and (convolutional or strategy.name != _CONVOLUTIONAL)
-        and (strategy.allocation != "in-place" or _allocator() is not None)
-    )
+    """The strategies that make sense for a network, in the paper's order."""
+    return tuple(each for each in _STRATEGIES if convolutional or each.name != _CONVOLUTIONAL)
 
 
 def plan_strategies(
@@ -114,7 +110,7 @@ def plan_strategies(
         begin(strategy.name)
         start = time.perf_counter()
         if strategy.planner not in solved:
-            solved[strategy.planner] = PLANNERS[strategy.planner](problem)
+            solved[strategy.planner] = _PLANS[strategy.planner](problem)
         planning_seconds = time.perf_counter() - start
         solution = _chosen(problem, solved[strategy.planner], found.get(strategy.within or ""))
         found[strategy.name] = Planned(
@@ -144,23 +140,9 @@ def _feature_map_and_total_bytes(
     return arena_bytes(without, schedule, allocation), arena_bytes(graph, schedule, allocation)
 
 
-def _allocator() -> Callable[..., object] | None:
-    if importlib.util.find_spec("fxremat.allocate") is None:
-        return None
-    allocate: Callable[..., object] = importlib.import_module("fxremat.allocate").allocate
-    return allocate
-
-
 def arena_bytes(graph: JointGraph, schedule: Sequence[str], allocation: str) -> int:
-    """Bytes of a schedule's static allocation.
-
-    Without an allocator, sharing is taken to be perfect: the peak of what is live.
-    """
-    allocate = _allocator()
-    if allocate is not None:
-        return int(allocate(graph, schedule, strategy=allocation).arena_bytes)  # type: ignore[attr-defined]
-    lives = profile(graph, schedule)
-    return lives.peak_bytes if allocation == "sharing" else sum(life.bytes for life in lives.intervals)
+    """Bytes of a schedule's static allocation."""
+    return allocate(graph, schedule, strategy=allocation).arena_bytes
 
 
 # --- Parameter gradients ------------------------------------------------------------------------------

@@ -1,0 +1,120 @@
+"""The door to private torch names of compilers: AOTAutograd, Inductor, and the modes that tracing runs in.
+
+See ``_torch.py``, the other half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._inductor.custom_graph_pass import get_hash_for_files
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = [
+    "compile_id",
+    "compile_with_inductor",
+    "compile_without_inductor",
+    "export_joint",
+    "fake_tensors",
+    "inductor_joint_passes",
+    "inductor_modes",
+    "inductor_option_names",
+    "is_profiling",
+    "real_tensors",
+    "source_hash",
+]
+
+
+def compile_without_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], partitioner: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Run both graphs as they are, boxed, so that a value is freed after its last use."""
+    compiler = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner)
+    return compiler(module, inputs)
+
+
+def compile_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile with Inductor under configuration patches that also hold for the late backward."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, inputs, config_patches=dict(patches))  # type: ignore[return-value]
+
+
+def inductor_option_names() -> list[str]:
+    """Every option that ``torch.compile(backend="inductor")`` takes."""
+    from torch._inductor import config
+
+    return list(config.get_config_copy())
+
+
+def inductor_modes() -> dict[str, dict[str, Any]]:
+    """The Inductor options that each ``mode`` of ``torch.compile`` stands for."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options()
+
+
+def is_profiling() -> bool:
+    """Whether a profiler is recording in this thread."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Make new tensors real ones although the caller is tracing with fake ones."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        yield
+
+
+def source_hash(folder: pathlib.Path) -> bytes:
+    """A hash of torch's version and of all sources of a package."""
+    files = sorted(str(path) for path in folder.rglob("*.py"))
+    return bytes(get_hash_for_files(tuple(files), torch.__version__))
+
+
+def compile_id() -> str:
+    """Which compilation is under way, such as ``0/0``; empty outside of one."""
+    current = torch._guards.CompileContext.current_compile_id()
+    return "" if current is None else str(current)
+
+
+def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
+    """Apply Inductor's joint-graph passes, as they run before a partitioner is called."""
+    from torch._dynamo.utils import detect_fake_mode
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    with V.set_fake_mode(detect_fake_mode(values)):
+        return joint_graph_passes(module)
+
+
+@contextlib.contextmanager
+def export_joint(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
+) -> Any:
+    """Yield ``(joint graph module, number of forward outputs)`` traced from a module."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = select_decomp_table() if decompose else None
+    with contextlib.ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
+        metadata = joint._aot_state.fw_metadata
+        yield joint.graph_module, metadata.num_forward
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make new tensors fake: they have a size and a device, and take no memory."""
+    with FakeTensorMode():
+        yield
