@@ -1,10 +1,11 @@
 """The plan with the least time that fits the budget, among all at hand.
 
-A *skeleton* is a set of mirror counts with a low peak: each plan of ``sublinear``, ``drop_cheap``, and the
-baseline itself. Between a skeleton and keeping everything lies a road: the mirrored values ordered by the
-seconds that keeping one saves per byte that it holds, dearest first, later ones first among equals because
-their bytes are freed first. A point on the road keeps the first k of them. Peak rises and time falls along
-it, nearly monotonically, so bisecting the largest gaps in peak draws the curve with few evaluations.
+A *skeleton* is a set of mirror counts with a low peak: each plan of ``sublinear``. Between a skeleton and
+keeping everything lies a road: the mirrored values ordered by the seconds that keeping one saves per byte
+that it holds, dearest first, later ones first among equals because their bytes are freed first. A point on
+the road keeps the first k of them. Peak rises and time falls along it, nearly monotonically, so bisecting
+the largest gaps in peak draws the curve with few evaluations. The plans of ``drop_cheap``, ``recursive`` and
+``revolve`` are points besides, the last two where the curve ends in the least memory.
 
 The frontier of all evaluated points is independent of any budget, hence a smaller budget never gives a
 higher peak. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
