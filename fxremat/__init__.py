@@ -21,7 +21,7 @@ from fxremat.errors import (
 from fxremat.graph import JointGraph
 from fxremat.memory import MemoryProfile, profile
 from fxremat.partition import partition
-from fxremat.pipeline import plan
+from fxremat.pipeline import frontier, plan
 from fxremat.planners import PLANNERS, Problem, Solution
 from fxremat.report import Report
 from fxremat.rewrite import rewrite
@@ -47,6 +47,7 @@ __all__ = [
     "allocate",
     "capture",
     "expand",
+    "frontier",
     "fxremat_backend",
     "partition",
     "partitioner",

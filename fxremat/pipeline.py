@@ -78,6 +78,29 @@ def plan(
     return choose(problem, solve(problem, planner), budget, budget_bytes)
 
 
+def frontier(
+    graph: JointGraph,
+    planner: str | Callable[..., Any] = "auto",
+    cost: str | Mapping[str, float] = "roofline",
+    fusion: str = "inductor",
+) -> tuple[Solution, ...]:
+    """The solutions that budgets are served from: no other of the planner's beats one in both peak and time.
+
+    Args:
+        graph: The joint graph.
+        planner: As for ``plan``.
+        cost: As for ``plan``.
+        fusion: As for ``plan``.
+
+    Returns:
+        Solutions with strictly falling peak and strictly rising time.
+
+    Raises:
+        InvalidOptionError: An option has no such value.
+    """
+    return tuple(pareto(solve(make_problem(graph, cost, fusion), planner)))
+
+
 def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution, ...]:
     """The solutions of a planner, the one first that it prefers without a budget."""
     if isinstance(planner, str):

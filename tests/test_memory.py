@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxremat
-from fxremat import _torch
+from fxremat import _compilers
 from fxremat.calibrate import scratch_bytes
 from fxremat.canonical import Phase
 from fxremat.errors import ScheduleError
@@ -381,7 +381,10 @@ def measured_peak(graph: JointGraph, fusion: str) -> int:
     primals = [given[name] for name in placeholders(forward)]
     count = len(graph.forward_outputs)
     names = output_names(forward)[count:]
-    run_forward, run_backward = _torch.boxed_nop(forward, primals), _torch.boxed_nop(backward, primals)
+    run_forward, run_backward = (
+        _compilers.boxed_nop(forward, primals),
+        _compilers.boxed_nop(backward, primals),
+    )
 
     def step() -> object:
         results = run_forward(list(primals))

@@ -126,10 +126,11 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
 @pytest.mark.parametrize(
     ("target", "args", "expected"),
     [
-        (aten.add.Tensor, (X, X), Loop(Kind.POINTWISE, 24)),
+        (aten.add.Tensor, (X, X), Loop(Kind.POINTWISE, 24, is_sum=True)),
         (aten.exp.default, (X,), Loop(Kind.POINTWISE, 24, is_expensive=True)),
         (aten.sum.dim_IntList, (X, [1]), Loop(Kind.REDUCTION, 24, (24, 4))),
-        (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16)),
+        (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16, is_product=True)),
+        (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True)),
         (aten.t.default, (X,), Loop(Kind.VIEW, 24)),
     ],
     ids=str,

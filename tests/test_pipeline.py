@@ -234,3 +234,14 @@ def test_errors_are_of_the_family() -> None:
     a = sketch.call("a", torch.ops.aten.mul.Tensor, x, t)
     with pytest.raises(FxrematError, match="depends on a tangent"):
         partition_joint(sketch.module([a], [a]), 1, eager(), "g")
+
+
+def test_the_frontier_falls_in_peak_and_rises_in_time() -> None:
+    """Strictly, from the least time to the least peak; a budget is served from it."""
+    graph = chain(32)
+    points = fxremat.frontier(graph, fusion="none")
+    peaks, seconds = [each.peak_bytes for each in points], [each.seconds for each in points]
+    assert len(points) > 10
+    assert peaks == sorted(set(peaks), reverse=True) and seconds == sorted(set(seconds))
+    for point in points:
+        assert fxremat.plan(graph, point.peak_bytes, fusion="none").seconds == point.seconds

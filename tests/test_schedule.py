@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from graphs import chain, graphs_and_counts, graphs_and_schedules, joint_graphs, with_outputs, with_phases
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fxremat.canonical import Phase
@@ -445,6 +445,7 @@ def test_a_node_runs_no_more_often_than_its_count(drawn: tuple[JointGraph, dict[
         assert times <= 1 + (0 if node.keep is not None else count)
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(graphs_and_counts())
 def test_mirrors_wait_for_the_gradient_that_needs_them(drawn: tuple[JointGraph, dict[str, int]]) -> None:
     """What runs between two gradients is needed by the second one."""
