@@ -98,7 +98,7 @@ def _memory(figure: Figure) -> Any:
     axes.set_ylabel("feature maps (GiB)")
     axes.set_title(_TITLES[network])
     axes.grid(True, which="major", alpha=0.3)
-    axes.legend(fontsize="small")
+    canvas.legend(loc="outside lower center", ncols=3, fontsize="small")
     return canvas
 
 
