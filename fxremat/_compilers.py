@@ -30,6 +30,7 @@ __all__ = [
     "is_profiling",
     "real_tensors",
     "source_hash",
+    "unlimited_recompilation",
 ]
 
 
@@ -111,6 +112,12 @@ def export_joint(
         joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
         metadata = joint._aot_state.fw_metadata
         yield joint.graph_module, metadata.num_forward
+
+
+def unlimited_recompilation() -> contextlib.AbstractContextManager[None]:
+    """Compile the same code for any number of models and options, where Dynamo would give up after a few."""
+    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=2**20)
+    return patched
 
 
 @contextlib.contextmanager

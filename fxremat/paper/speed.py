@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxremat import _compilers
 from fxremat.backend import fxremat_backend, reports
 from fxremat.measure import measure_peak, time_steps
-from fxremat.planners import PLANNERS
 from fxremat.report import Report
 
 __all__ = ["Timing", "time_network"]
@@ -80,7 +80,11 @@ class _Run:
 def time_network(network: str, size: int, build: Build, device: str, rounds: int) -> list[Timing]:
     """Compile a network for each strategy, run it, and compare; the first is ``"none"``."""
     torch.compiler.reset()  # or else each size would add to the recompilations of the same code
-    runs = dict(_runs(build, device))
+    with _compilers.unlimited_recompilation():
+        return _timings(network, size, dict(_runs(build, device)), device, rounds)
+
+
+def _timings(network: str, size: int, runs: dict[str, _Run], device: str, rounds: int) -> list[Timing]:
     with _one_thread():
         seconds = time_steps({name: run.step for name, run in runs.items()}, rounds=rounds, warmup=1)
     timings = []
@@ -118,7 +122,6 @@ def _runs(build: Build, device: str) -> Iterable[tuple[str, _Run]]:
     run = functools.partial(_Run, build, device)
     yield "none", run({"planner": "keep_all"})
     yield "sublinear", (sublinear := run({"planner": "sublinear", "budget": "min"}))
-    if "recursive" in PLANNERS:
-        yield "recursive", run({"planner": "recursive", "budget": "min"})
+    yield "recursive", run({"planner": "recursive", "budget": "min"})
     yield "auto", run({"planner": "auto", "budget": "min"})
     yield _AT_EQUAL_PEAK, run({"planner": "auto", "budget": sublinear.report.peak_bytes})
