@@ -291,12 +291,19 @@ def min_cut_partition(
     return partitioners.min_cut_rematerialization_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
 
 
+def _run_dependent(dependencies: object, subgraph: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What an operator with control dependencies computes."""
+    return subgraph(*args, **kwargs)
+
+
 def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> None:
     """Make each key run after its value, as a dependency that Inductor's scheduler honours."""
-    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+    from torch._inductor.fx_passes.control_dependencies import control_deps, preserve_node_ordering
 
     if not waits:
         return
+    if torch._C.DispatchKey.Autograd not in control_deps.py_kernels:  # torch 2.11: operands are parameters
+        control_deps.py_impl(torch._C.DispatchKey.Autograd)(_run_dependent)
     preserve_node_ordering(module.graph, {node: OrderedSet([dep]) for node, dep in waits.items()})
     module.graph.lint()
     module.recompile()

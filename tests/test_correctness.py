@@ -148,7 +148,7 @@ def several_outputs(p: Program, x: Tensor) -> tuple[Tensor, ...]:
     values, positions = y.topk(2)
     largest, at = y.sigmoid().max(1)
     deviation, mean = torch.std_mean(y, 1)
-    low, high = torch.aminmax(y)
+    low, high = torch.var_mean(y, dim=1)
     q, r = torch.linalg.qr(y @ y.mT + 4 * torch.eye(4))
     return (
         (a * b).sin(),
