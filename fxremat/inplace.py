@@ -69,6 +69,7 @@ class _Decision:
         self.found: dict[int, Overwrite] = {}
 
     def take(self) -> dict[int, Overwrite]:
+        """Each step takes the first operand that it may write over."""
         writable = self.graph.writable_operands
         for step, position in enumerate(self.binding.nodes):
             for operand in writable[position]:

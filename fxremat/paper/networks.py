@@ -1,6 +1,6 @@
 """The two networks of the paper's experiments (Chen et al. 2016, Sec. 5), at any size.
 
-Both return their loss. Under fake tensors they take no memory, however deep they are; see `fake`.
+Both return their loss. Under fake tensors they take no memory, however deep they are.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def stage_blocks(depth: int) -> tuple[int, ...]:
     blocks = max(len(_SHARES), round((depth - _LAYERS_AROUND) / _LAYERS_PER_BLOCK))
     total = sum(_SHARES)
     counts = [max(1, blocks * share // total) for share in _SHARES]
-    counts[2] += blocks - sum(
-        counts
-    )  # the third stage takes the rest, as it does in the family's deep members
+    counts[2] += blocks - sum(counts)  # as in the family's deep members, the third stage takes the rest
     return tuple(counts)
 
 

@@ -6,7 +6,7 @@ to the last candidate. What crosses a cut of level l has mirror count l: it is d
 times, each time for the sake of one part of the level above. Everything else has the level of the part that
 it stands in. With k = 1 a chain of n layers takes log2(n) values and log2(n) forwards.
 
-Cuts of fewer levels give plans between this and ``sublinear``, which has one level. O(n) per plan and level.
+O(n) per plan and level. Left out: plans of fewer levels, between this and the one level of ``sublinear``.
 """
 
 from __future__ import annotations
