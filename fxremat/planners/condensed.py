@@ -1,0 +1,266 @@
+"""Condensed: a joint graph as planning weighs it, a quarter of the nodes and nothing but integers.
+
+Terms:
+    operator: a node that allocates or may run only once, with the ``getitem`` that follow it.
+    buffer: a storage that an operator allocates.
+    free node: a view; under Inductor also a pointwise node that is computed inside of its readers. It holds
+        no memory of its own, so a plan need not speak of it: it runs wherever an operator needs it.
+
+A *plan* is a sequence of operators; one that stands again is a recomputation. ``Condensed.schedule`` puts the
+free nodes in and gives the schedule that the plan stands for. Under Inductor sizes and seconds are estimates,
+made from the fusion of one reference schedule; without fusion they are exact. Linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fxremat.canonical import Phase
+from fxremat.cost import Costs
+from fxremat.graph import JointGraph
+from fxremat.ops import Kind
+from fxremat.schedule import Schedule
+
+UNLIMITED = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of a condensed graph. Nodes, buffers and operators are referred to by index.
+
+    Attributes:
+        members: The node and the ``getitem`` that follow it.
+        free: The free nodes that must be at hand when it runs, in order.
+        reads: The buffers that it reads, itself or through free nodes.
+        makes: The buffers that its first run allocates.
+        remakes: The buffers that each further run allocates.
+        seconds: What one run takes, that of inlined nodes included.
+        scratch_bytes: What it allocates and frees again while it runs.
+        runs_at_most: How often it may run.
+        must_repeat: Whether the backward may not read what the forward made of it.
+        worth: Weight of its seconds where values are chosen: what the user wishes.
+    """
+
+    members: tuple[int, ...]
+    free: tuple[int, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    remakes: tuple[int, ...]
+    seconds: float
+    scratch_bytes: int
+    runs_at_most: int
+    must_repeat: bool
+    worth: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Condensed:
+    """A condensed joint graph.
+
+    Attributes:
+        graph: What it was made of.
+        operators: The operators in the graph's order.
+        boundary: The first operator of the backward.
+        size: Bytes of each buffer.
+        maker: The operator that makes each buffer.
+        pinned: For each buffer, whether a value in it is returned.
+        inlined: Nodes that are computed inside of their readers.
+    """
+
+    graph: JointGraph
+    operators: tuple[Operator, ...]
+    boundary: int
+    size: tuple[int, ...]
+    maker: tuple[int, ...]
+    pinned: tuple[bool, ...]
+    inlined: frozenset[int]
+
+    def seconds(self, plan: Iterable[int]) -> float:
+        """What the operators of a plan take."""
+        return sum(self.operators[operator].seconds for operator in plan)
+
+    def schedule(self, plan: Sequence[int]) -> Schedule:
+        """The schedule of a plan: free nodes run where they are first needed, and anew where they are stale.
+
+        A free node is stale when something that it reads was computed again since, or, being inlined, when it
+        ran in the forward and is needed in the backward.
+        """
+        nodes = self.graph.nodes
+        order: list[int] = []
+        ran_at = [-1] * len(nodes)
+        started = 0
+        first_backward = UNLIMITED
+
+        def run(node: int) -> None:
+            ran_at[node] = len(order)
+            order.append(node)
+
+        def follows(leader: int) -> bool:
+            return leader in (order[-1], nodes[order[-1]].leader)
+
+        for index in plan:
+            operator = self.operators[index]
+            if started == self.boundary and first_backward == UNLIMITED:
+                first_backward = len(order)
+            for node in operator.free:
+                at = ran_at[node]
+                is_late = at < first_backward <= len(order) and node in self.inlined
+                leader = nodes[node].leader
+                if leader is not None and at < ran_at[leader] and not follows(leader):
+                    run(leader)  # what it picks from must stand directly before it
+                if at < 0 or is_late or any(ran_at[operand] > at for operand in nodes[node].operands):
+                    run(node)
+            is_again = ran_at[operator.members[0]] >= 0
+            started += not is_again and index < self.boundary
+            for node in operator.members:
+                if not (is_again and nodes[node].keep is not None):
+                    run(node)
+        return Schedule(nodes[node].name for node in order)
+
+
+def condense(graph: JointGraph, costs: Costs, inlined: frozenset[int] = frozenset()) -> Condensed:
+    """Condense a graph.
+
+    Args:
+        graph: The graph.
+        costs: Seconds of its nodes.
+        inlined: Nodes that get no buffer, whatever the schedule.
+    """
+    return _Condenser(graph, costs, inlined).condense()
+
+
+class _Condenser:
+    """One pass over the nodes."""
+
+    def __init__(self, graph: JointGraph, costs: Costs, inlined: frozenset[int]) -> None:
+        self.graph = graph
+        self.costs = costs
+        returned = frozenset(graph.outputs)
+        self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
+        self.is_free: list[bool] = []
+        for index, node in enumerate(graph.nodes):
+            is_free = node.leader is not None and self.is_free[node.leader]
+            is_view = self._is_view(index) and self._may_be_free(index, returned)
+            self.is_free.append(is_free or index in self.inlined or is_view)
+        # What a view that runs once looks at must not be computed again under it.
+        self.once = {
+            storage
+            for index, node in enumerate(graph.nodes)
+            if self._is_view(index) and not self.is_free[index] and node.leader is None
+            for storage in node.views
+        }
+
+    def condense(self) -> Condensed:
+        graph = self.graph
+        groups = self._groups()
+        boundary = sum(1 for group in groups if group[0] < graph.boundary)
+        buffers: dict[int, int] = {}  # of each storage, in order of making
+        maker: list[int] = []
+        operators = []
+        for index, group in enumerate(groups):
+            created = [storage for node in group for storage in graph.nodes[node].creates]
+            for storage in created:
+                buffers[storage] = len(maker)
+                maker.append(index)
+            operators.append(self._operator(group, buffers))
+        returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
+        return Condensed(
+            graph,
+            tuple(operators),
+            boundary,
+            tuple(graph.storage_bytes[storage] for storage in buffers),
+            tuple(maker),
+            tuple(storage in returned for storage in buffers),
+            self.inlined,
+        )
+
+    def _is_view(self, node: int) -> bool:
+        """Whether an operator, taken with the ``getitem`` that follow it, allocates nothing."""
+        return node >= self.graph.num_inputs and not self.graph.nodes[node].creates
+
+    def _may_be_free(self, node: int, returned: frozenset[int]) -> bool:
+        """Whether a node, and the ``getitem`` that follow it, may run anywhere and any number of times."""
+        nodes = self.graph.nodes
+        together = (node, *(user for user in self.graph.users[node] if nodes[user].leader == node))
+        is_bound = any(nodes[each].keep is not None or nodes[each].ordered for each in together)
+        return nodes[node].leader is None and not is_bound and returned.isdisjoint(together)
+
+    def _groups(self) -> list[tuple[int, ...]]:
+        """The nodes that are not free, each with the ``getitem`` that follow it."""
+        groups: list[list[int]] = []
+        for node in range(self.graph.num_inputs, len(self.graph.nodes)):
+            if self.is_free[node]:
+                continue
+            if self.graph.nodes[node].leader is None:
+                groups.append([node])
+            else:
+                groups[-1].append(node)
+        return [tuple(group) for group in groups]
+
+    def _operator(self, group: tuple[int, ...], buffers: dict[int, int]) -> Operator:
+        graph, costs = self.graph, self.costs
+        nodes = [graph.nodes[node] for node in group]
+        free = self._free_behind(group)
+        read = dict.fromkeys(
+            buffers[storage]
+            for node in (*free, *group)
+            for operand in graph.nodes[node].operands
+            if operand not in group and not self.is_free[operand]
+            for storage in graph.nodes[operand].views
+            if storage in buffers
+        )
+        made = [storage for node in nodes for storage in node.creates]
+        remade = [storage for node in nodes for storage in node.recreates]
+        is_kept = any(graph.is_kept(node) for node in group[:1]) or not self.once.isdisjoint(made)
+        is_late = group[0] >= graph.boundary
+        limits = [node.at_most + 1 for node in nodes if node.at_most is not None]
+        inlined = [node for node in free if node in self.inlined]
+        return Operator(
+            group,
+            free,
+            tuple(read),
+            tuple(buffers[storage] for storage in made),
+            tuple(buffers[storage] for storage in remade),
+            sum(costs.of_node(graph, node) for node in group) + self._inlined_seconds(inlined),
+            max((graph.scratch_bytes[node] for node in group), default=0) if graph.scratch_bytes else 0,
+            1 if is_kept or is_late else min(limits, default=UNLIMITED),
+            any(node.at_least > 0 for node in nodes) and not is_kept,
+            {"save": 1e6, "recompute": 1e-6}.get(nodes[0].wish, 1.0),
+        )
+
+    def _inlined_seconds(self, inlined: Sequence[int]) -> float:
+        """What inlined nodes add to their reader: arithmetic, and reads of what they read."""
+        costs, nodes = self.costs, self.graph.nodes
+        arithmetic = sum(costs.fixed[node] - costs.read[node] for node in inlined)
+        reads = (operand for node in inlined for operand in nodes[node].operands)
+        return arithmetic + sum(costs.read[operand] for operand in reads if operand not in inlined)
+
+    def _free_behind(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        """The free nodes that a group reads, directly or through others, in order."""
+        found: set[int] = set()
+        stack = [operand for node in group for operand in self.graph.nodes[node].operands]
+        while stack:
+            node = stack.pop()
+            if self.is_free[node] and node not in found:
+                found.add(node)
+                stack.extend(self.graph.nodes[node].operands)
+        return tuple(sorted(found))
+
+
+def never_materialised(graph: JointGraph, nodes: Sequence[int], materialised: Sequence[bool]) -> frozenset[int]:
+    """The pointwise nodes of a lowered schedule that get a buffer at none of its steps.
+
+    Args:
+        graph: The graph.
+        nodes: For each step, the node.
+        materialised: For each step, whether its value gets a buffer.
+    """
+    stored = {node for node, is_stored in zip(nodes, materialised, strict=True) if is_stored}
+    return frozenset(
+        node
+        for node in nodes
+        if node not in stored
+        and graph.loops[node].kind is Kind.POINTWISE
+        and graph.nodes[node].phase is not Phase.INPUT
+    )
