@@ -86,8 +86,8 @@ def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
     """The segment of recomputation that each step of a backward belongs to.
 
     A segment begins with a mirror behind an operator that is none, or with a second mirror of a value that
-    the segment has mirrored already; it ends where the next one begins. Only operators that get a buffer of
-    their own in any case make segments. Of the loops between them, mirrors belong to what comes next.
+    the segment has mirrored already; it ends where the next one begins. Operators are what gets a buffer of
+    its own in any case: loops that run for the first time end no segment.
 
     Args:
         steps: For each step what it computes again, None if it runs for the first time, and whether it gets
@@ -96,19 +96,15 @@ def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
     >>> segments([("a", True), ("b", True), (None, True), ("c", False), ("a", True), ("a", True)])
     [1, 1, 1, 2, 2, 3]
     """
-    numbers: list[int] = []
-    number, is_open, waiting = 0, False, 0
+    numbers = []
+    number, is_open = 0, False
     mirrored: set[Hashable] = set()
     for mirror, has_own_buffer in steps:
-        if has_own_buffer:
-            is_open = is_open and mirror is not None and mirror not in mirrored
-            if mirror is not None and not is_open:
-                number, is_open, mirrored = number + 1, True, set()
-            mirrored.add(mirror)
-            numbers += [number] * waiting
-            waiting = 0
-        if has_own_buffer or (mirror is None and not waiting):
-            numbers.append(number)
+        if mirror is None:
+            is_open = is_open and not has_own_buffer
+        elif not is_open or mirror in mirrored:
+            number, is_open, mirrored = number + 1, True, {mirror}
         else:
-            waiting += 1
-    return numbers + [number] * waiting
+            mirrored.add(mirror)
+        numbers.append(number)
+    return numbers

@@ -16,18 +16,20 @@ O(n log n) steps unless it thrashes, in which case it gives up.
 
 from __future__ import annotations
 
-import functools
 import heapq
-import math
 from collections.abc import Iterable, Sequence
 
 from fxremat.planners.condensed import Condensed
 
-MAX_RUNS = 6  # of an operator, on average, before a run is given up
+MAX_RUNS = 4  # of an operator, on average, before a run is given up
 
 
 def evict(
-    condensed: Condensed, order: Sequence[int], budget: int, distance_power: float
+    condensed: Condensed,
+    order: Sequence[int],
+    budget: int,
+    distance_power: float,
+    weights: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
     """A plan whose peak is at most the budget, as the condensed graph counts it; None if the run fails.
 
@@ -36,15 +38,26 @@ def evict(
         order: All operators once, each behind what it reads, the forward first.
         budget: Bytes, tangents included.
         distance_power: p; 0 takes no account of when a buffer is needed next.
+        weights: Factors of the operators' seconds in prices; 1 by default.
     """
-    return _Run(condensed, order, budget, distance_power).plan()
+    return _Run(condensed, order, budget, distance_power, weights).plan()
 
 
 class _Run:
     """A simulated run. A buffer is resident, evicted, or neither: not made yet, or of no more use."""
 
-    def __init__(self, condensed: Condensed, order: Sequence[int], budget: int, distance_power: float) -> None:
+    def __init__(
+        self,
+        condensed: Condensed,
+        order: Sequence[int],
+        budget: int,
+        distance_power: float,
+        weights: Sequence[float] | None,
+    ) -> None:
         self.operators = condensed.operators
+        factors = weights or [1.0] * len(self.operators)
+        priced = zip(self.operators, factors, strict=True)
+        self.prices = [operator.seconds * operator.worth * factor for operator, factor in priced]
         self.size, self.maker, self.pinned = condensed.size, condensed.maker, condensed.pinned
         self.readers = readers(condensed)
         self.order, self.boundary = order, condensed.boundary
@@ -64,6 +77,7 @@ class _Run:
         self.around = _DisjointSets(count)
         self.queue: list[tuple[float, int]] = []
         self.live = self.place = 0
+        self.call: list[int] = []  # buffers that loops of the call under way have read
         self.order_run: list[int] = []
 
     def plan(self) -> tuple[int, ...] | None:
@@ -110,6 +124,8 @@ class _Run:
     def _run(self, index: int) -> bool:
         operator = self.operators[index]
         made = operator.remakes if self.runs[index] else operator.makes
+        if not operator.is_loop:
+            self._end_call()
         needed = operator.scratch_bytes + sum(self.size[buffer] for buffer in made)
         if not self._make_room(needed):
             return False
@@ -119,12 +135,19 @@ class _Run:
             if not self.resident[buffer] and self._is_wanted(buffer):
                 self._make_resident(buffer)
         for buffer in operator.reads:
-            self.locks[buffer] -= 1
             uses = self.uses[buffer]
             while uses and uses[-1] <= self.place and index == self.order[self.place]:
                 uses.pop()
-            self._release(buffer)
+        self.call += operator.reads
+        if not operator.is_loop:
+            self._end_call()
         return True
+
+    def _end_call(self) -> None:
+        for buffer in self.call:
+            self.locks[buffer] -= 1
+            self._release(buffer)
+        self.call.clear()
 
     def _is_wanted(self, buffer: int) -> bool:
         return bool(self.uses[buffer] or self.waiting[buffer] or self.locks[buffer] or self.pinned[buffer])
@@ -193,8 +216,7 @@ class _Run:
         return float(seconds / (self.size[buffer] * distance**self.power))
 
     def _seconds(self, buffer: int) -> float:
-        operator = self.operators[self.maker[buffer]]
-        return operator.seconds * operator.worth
+        return self.prices[self.maker[buffer]]
 
     def _next_use(self, buffer: int) -> int:
         known = [use for use in (*self.uses[buffer][-1:], self.needed_at[buffer]) if use > self.place]

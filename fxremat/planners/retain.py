@@ -54,6 +54,7 @@ class Runs:
         self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it
         self._resolve()
         self.boundary = self._boundary()
+        self.first, self.last = self._calls()
         self.live = self._profile()
 
     def _resolve(self) -> None:
@@ -74,6 +75,17 @@ class Runs:
         firsts = (r for r, before in enumerate(self.previous) if before is None and self.indices[r] < forward)
         return max(firsts, default=-1) + 1
 
+    def _calls(self) -> tuple[list[int], list[int]]:
+        """For each run the first and the last of the call that it is a part of."""
+        first, last = list(range(len(self.operators))), list(range(len(self.operators)))
+        for run in range(1, len(first)):
+            if self.operators[run].is_loop and self.operators[run - 1].is_loop and run != self.boundary:
+                first[run] = first[run - 1]
+        for run in reversed(range(len(last) - 1)):
+            if first[run + 1] == first[run]:
+                last[run] = last[run + 1]
+        return first, last
+
     def _profile(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         change = np.zeros(len(self.operators) + 1, dtype=np.int64)
         change[self.boundary] += self.condensed.graph.tangent_bytes
@@ -81,7 +93,7 @@ class Runs:
             change[run] += operator.scratch_bytes
             change[run + 1] -= operator.scratch_bytes
             for buffer in self.readers[run]:
-                change[run] += self.condensed.size[buffer]
+                change[self.first[run]] += self.condensed.size[buffer]
                 change[self.death(run, buffer) + 1] -= self.condensed.size[buffer]
         return np.cumsum(change[:-1])
 
@@ -98,7 +110,7 @@ class Runs:
         """The last run at which a buffer of a run is live."""
         if self.condensed.pinned[buffer] and self.previous[run] is None:
             return len(self.operators) - 1
-        return max(self.readers[run][buffer], default=run)
+        return self.last[max(self.readers[run][buffer], default=run)]
 
     def by_worth(self) -> list[int]:
         """The recomputations, those that take the most seconds per byte first, what serves them included."""
@@ -137,7 +149,7 @@ class Runs:
         held = 0
         for (first, size), (end, _) in zip(gaps, [*gaps[1:], (run, 0)], strict=True):
             held += size
-            last = max(first, min(end, run))
+            last = max(first, min(end, self.first[run]))
             if last > first and int(self.live[first:last].max()) + held > budget:
                 return False
         return True
@@ -152,13 +164,13 @@ class Runs:
         """Leave a recomputation out, and then what nobody reads any more."""
         before = self._before(run)
         for buffer, by in self.readers[run].items():
+            size, birth = self.condensed.size[buffer], self.first[run]
             if not by:
-                self._change(run, run, -self.condensed.size[buffer])
+                self._change(birth, self.last[run], -size)
                 continue
             first = self.death(before, buffer) + 1
-            self._change(min(first, run), run - 1, self.condensed.size[buffer] if first < run else 0)
-            if first > run:  # both were held at once
-                self._change(run, min(first - 1, max(by)), -self.condensed.size[buffer])
+            self._change(first, birth - 1, size)
+            self._change(birth, min(first - 1, self.last[max(by)]), -size)  # where both were held
             self.readers[before][buffer] = sorted(self.readers[before][buffer] + by)
             for reader in by:
                 self.reads[reader][buffer] = before
@@ -175,7 +187,7 @@ class Runs:
             if self.previous[source] is not None and not any(self.readers[source].values()):
                 if self.is_there[source]:
                     for made in self.readers[source]:
-                        self._change(source, source, -self.condensed.size[made])
+                        self._change(self.first[source], self.last[source], -self.condensed.size[made])
                     self._forget(source)
 
     def _change(self, first: int, last: int, size: int) -> None:
