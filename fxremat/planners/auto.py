@@ -26,7 +26,7 @@ from fxremat.planners.condensed import Condensed, condense, never_materialised
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
 from fxremat.planners.retain import Runs, retain
-from fxremat.schedule import bind, prune
+from fxremat.schedule import Schedule, bind, prune
 
 MAX_BUDGETS, MIN_BUDGETS = 24, 8  # for which plans are looked for
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
@@ -40,11 +40,15 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     default = _default_plan(problem)
     found = [default, problem.identity("auto"), *drop_cheap.plan(problem)]
     graph = problem.graph
-    condensed = condense(graph, problem.costs, _inlined(problem, default))
-    for each in _Search(condensed, problem.max_steps).plans():
-        schedule = prune(graph, condensed.schedule(each))
-        if problem.allows(schedule):
-            found.append(problem.evaluate(schedule, "auto"))
+    inlined = _inlined(problem, default)
+    # On a CPU the buffers of neighbouring loops live longer, but not all of them: plan for both.
+    variants = (False, True) if inlined and graph.is_on_cpu else (False,)
+    schedules: dict[Schedule, None] = {}
+    for joins_calls in variants:
+        condensed = condense(graph, problem.costs, inlined, joins_calls)
+        for each in _Search(condensed, problem.max_steps // len(variants)).plans():
+            schedules[prune(graph, condensed.schedule(each))] = None
+    found += [problem.evaluate(each, "auto") for each in schedules if problem.allows(each)]
     return (default, *pareto(found))
 
 
@@ -102,11 +106,13 @@ class _Search:
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
 
     def plans(self) -> Iterator[tuple[int, ...]]:
-        """The best plan at hand for each budget, the least budget first."""
+        """The best plan at hand for each budget, the least budget first, for that one all plans."""
         best: _Found | None = None
         for budget in self._budgets():
             found = [] if best is None else [self._improved(best.plan, budget)]
             found += [self._improved(each, budget) for each in self._attempts(budget)]
+            if best is None:
+                yield from (each.plan for each in found)
             if found:
                 best = min(found, key=lambda each: (each.seconds, each.plan))
                 yield best.plan

@@ -124,22 +124,28 @@ class Condensed:
         return Schedule(nodes[node].name for node in order)
 
 
-def condense(graph: JointGraph, costs: Costs, inlined: frozenset[int] = frozenset()) -> Condensed:
+def condense(
+    graph: JointGraph, costs: Costs, inlined: frozenset[int] = frozenset(), joins_calls: bool = False
+) -> Condensed:
     """Condense a graph.
 
     Args:
         graph: The graph.
         costs: Seconds of its nodes.
         inlined: Nodes that get no buffer, whatever the schedule.
+        joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
     """
-    return _Condenser(graph, costs, inlined).condense()
+    return _Condenser(graph, costs, inlined, joins_calls).condense()
 
 
 class _Condenser:
     """One pass over the nodes."""
 
-    def __init__(self, graph: JointGraph, costs: Costs, inlined: frozenset[int]) -> None:
+    def __init__(
+        self, graph: JointGraph, costs: Costs, inlined: frozenset[int], joins_calls: bool
+    ) -> None:
         self.graph = graph
+        self.joins_calls = joins_calls
         self.costs = costs
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
@@ -237,9 +243,7 @@ class _Condenser:
         )
 
     def _is_loop(self, node: int) -> bool:
-        if not self.inlined or not self.graph.is_on_cpu:
-            return False
-        return self.graph.loops[node].kind in (Kind.POINTWISE, Kind.REDUCTION)
+        return self.joins_calls and self.graph.loops[node].kind in (Kind.POINTWISE, Kind.REDUCTION)
 
     def _inlined_seconds(self, inlined: Sequence[int]) -> float:
         """What inlined nodes add to their reader: arithmetic, and reads of what they read."""
