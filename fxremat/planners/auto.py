@@ -3,10 +3,11 @@
 The graph is condensed first (``condensed.py``), so that a plan is found and weighed in milliseconds. Then, for
 each of a row of budgets between the least that a plan can be found for and what keeping everything takes:
 
-1. ``evict`` runs through the operators under the budget, dropping what is cheapest to have again, several
-   times with different prices and in two orders;
-2. the plan of the budget below is a start as well, so that more memory never costs time;
-3. ``retain`` uses up what room is left by dropping recomputations.
+1. the dynamic programme over blocks (``persistent.py``) has plans that fit;
+2. ``evict`` runs through the operators under the budget, dropping what is cheapest to have again; a few times
+   in two orders, with prices that lean to what the best plan so far recomputes, and with noise;
+3. the plan of the budget below is a start as well, so that more memory never costs time;
+4. ``retain`` uses up what room is left by dropping recomputations.
 
 The best of each budget is measured exactly. The frontier of all measured points does not depend on any budget,
 hence a smaller budget never gives a higher peak. Work is bounded in steps, not in seconds, so the same graph
@@ -15,12 +16,16 @@ gives the same plan everywhere.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from fxremat.fusion import lower
-from fxremat.planners import drop_cheap, min_cut
+from fxremat.planners import drop_cheap, min_cut, persistent
 from fxremat.planners.base import Problem, Solution
 from fxremat.planners.condensed import Condensed, condense, never_materialised
 from fxremat.planners.evict import evict
@@ -28,10 +33,14 @@ from fxremat.planners.order import memory_order
 from fxremat.planners.retain import Runs, retain
 from fxremat.schedule import Schedule, bind, prune
 
-MAX_BUDGETS, MIN_BUDGETS = 24, 8  # for which plans are looked for
+MAX_BUDGETS, MIN_BUDGETS = 32, 8  # for which plans are looked for
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
-DISTANCE_POWERS = (0.5, 1.0, 0.0, 1.5)  # prices of the first attempts; the others are these with noise
-NOISE = 0.5  # standard deviation of the logarithm of a noisy price
+STARTS = 2  # plans of the dynamic programme that are improved per budget, the fastest
+DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
+PLAIN = 2  # attempts without noise
+NOISE = 0.3  # standard deviation of the logarithm of the other prices
+PROMISING = 1.1  # how much slower than the best an attempt may be that is still worth improving
+LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 BISECTIONS = 12  # to find the least budget
 
 
@@ -85,9 +94,8 @@ def _inlined(problem: Problem, default: Solution) -> frozenset[int]:
     return never_materialised(problem.graph, binding.nodes, lowering.materialised)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A plan with its seconds."""
+class _Found(NamedTuple):
+    """A plan with its seconds; the fastest is the least."""
 
     seconds: float
     plan: tuple[int, ...]
@@ -101,49 +109,76 @@ class _Search:
         own = tuple(range(len(condensed.operators)))
         self.everything = max(1, Runs(condensed, own).peak_bytes)
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
+        self.persistent = sorted(persistent.plans(condensed), key=lambda each: each.seconds)
         tries = max_steps // max(1, len(own))
         self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, tries // 8))
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
+        self.lowest: list[_Found] = []  # the plan for the least budget that ``evict`` can serve, if any
+        self.best: dict[int, _Found] = {}  # of each budget, ascending
 
-    def plans(self) -> Iterator[tuple[int, ...]]:
-        """The best plan at hand for each budget, the least budget first, for that one all plans."""
-        best: _Found | None = None
-        for budget in self._budgets():
-            found = [] if best is None else [self._improved(best.plan, budget)]
-            found += [self._improved(each, budget) for each in self._attempts(budget)]
-            if best is None:
-                yield from (each.plan for each in found)
-            if found:
-                best = min(found, key=lambda each: (each.seconds, each.plan))
-                yield best.plan
+    def plans(self) -> Iterable[tuple[int, ...]]:
+        """The best plan at hand for each budget, for the least budget all plans, each once."""
+        first, *rest = self._budgets()
+        lowest = self._solve(first, self.lowest)
+        for budget in rest:
+            self._solve(budget, list(self.best.values())[-1:])
+        for _ in range(self.budget_count - len(self.best)):
+            below, above = self._widest_gap()
+            middle = round(math.sqrt(below * above))
+            if middle in self.best:
+                break
+            self._solve(middle, [self.best[below]])
+            self.best = dict(sorted(self.best.items()))
+        found = (*lowest, *self.best.values())
+        return dict.fromkeys(each.plan for each in found)
+
+    def _budgets(self) -> list[int]:
+        """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
+        low, high = 0, self.everything
+        for _ in range(BISECTIONS):
+            middle = (low + high) // 2
+            plans = (evict(self.condensed, order, middle, 1.0) for order in self.orders)
+            lowest = next((each for each in plans if each is not None), None)
+            if lowest is None:
+                low = middle
+            else:
+                high, self.lowest = middle, [_Found(self.condensed.seconds(lowest), lowest)]
+        least = max(1, min([high, *(each.peak_bytes for each in self.persistent)]))
+        count = self.budget_count // 2
+        ratio = max(1.0, self.everything / least) ** (1 / count)
+        return sorted({least, *(round(least * ratio**step) for step in range(1, count + 1))})
+
+    def _widest_gap(self) -> tuple[int, int]:
+        """The neighbouring budgets between which time falls the most."""
+        pairs = itertools.pairwise(self.best)
+        return max(pairs, key=lambda pair: self.best[pair[0]].seconds - self.best[pair[1]].seconds)
+
+    def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
+        """All plans for a budget; those found for less are starts."""
+        starts = [each.operators for each in self.persistent if each.peak_bytes <= budget][:STARTS]
+        found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]
+        for each in self._attempts(budget, found):
+            if not found or self.condensed.seconds(each) < min(found).seconds * PROMISING:
+                found.append(self._improved(each, budget))
+        if found:
+            self.best[budget] = min(found)
+        return found
 
     def _improved(self, plan: Sequence[int], budget: int) -> _Found:
         better = retain(self.condensed, plan, budget)
         return _Found(self.condensed.seconds(better), better)
 
-    def _attempts(self, budget: int) -> Iterator[tuple[int, ...]]:
-        """Plans of ``evict`` with different prices, orders taken in turn."""
+    def _attempts(self, budget: int, found: Sequence[_Found]) -> Iterator[tuple[int, ...]]:
+        """Plans of ``evict``: two with plain prices, then in turn led by the best so far and free."""
         noise = random.Random(budget)
         for attempt in range(self.attempts):
             order = self.orders[attempt % len(self.orders)]
-            number = attempt // len(self.orders)
-            power = DISTANCE_POWERS[number % len(DISTANCE_POWERS)]
             weights = None
-            if number >= len(DISTANCE_POWERS):
+            if attempt >= PLAIN:
                 weights = [noise.lognormvariate(0, NOISE) for _ in self.condensed.operators]
-            plan = evict(self.condensed, order, budget, power, weights)
+                if attempt % 2 and found:
+                    for operator, runs in Counter(min(found).plan).items():
+                        weights[operator] /= LEAD if runs > 1 else 1
+            plan = evict(self.condensed, order, budget, DISTANCE_POWERS[attempt // 2 % 2], weights)
             if plan is not None:
                 yield plan
-
-    def _budgets(self) -> list[int]:
-        """Budgets in equal ratios from the least to what keeping everything takes."""
-        low, high = 0, self.everything
-        for _ in range(BISECTIONS):
-            middle = (low + high) // 2
-            if any(evict(self.condensed, order, middle, 1.0) is not None for order in self.orders):
-                high = middle
-            else:
-                low = middle
-        ratio = (self.everything / max(1, low)) ** (1 / self.budget_count)
-        rest = [round(max(1, low) * ratio**step) for step in range(1, self.budget_count + 1)]
-        return sorted({high, *rest})

@@ -100,8 +100,10 @@ class _Run:
 
     def _run_with_operands(self, operator: int) -> bool:
         """Run an operator behind those whose results it needs and are not there."""
-        tasks = [operator]
         self._lock(operator)
+        if all([self.resident[buffer] for buffer in self.operators[operator].reads]):
+            return self._run(operator)
+        tasks = [operator]
         while tasks:
             task = tasks[-1]
             missing = next((b for b in self.operators[task].reads if not self.resident[b]), None)

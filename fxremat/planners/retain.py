@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from fxremat.planners.condensed import Condensed
 
@@ -51,7 +52,7 @@ class Runs:
         self.is_there = [True] * len(plan)
         self.previous: list[int | None] = []  # the run of the same operator before
         self.reads: list[dict[int, int]] = []  # buffer: the run that made it
-        self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it
+        self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it, in order
         self._resolve()
         self.boundary = self._boundary()
         self.first, self.last = self._calls()
@@ -86,16 +87,17 @@ class Runs:
                 last[run] = last[run + 1]
         return first, last
 
-    def _profile(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        change = np.zeros(len(self.operators) + 1, dtype=np.int64)
+    def _profile(self) -> npt.NDArray[np.int64]:
+        size, first = self.condensed.size, self.first
+        change = [0] * (len(self.operators) + 1)
         change[self.boundary] += self.condensed.graph.tangent_bytes
         for run, operator in enumerate(self.operators):
             change[run] += operator.scratch_bytes
             change[run + 1] -= operator.scratch_bytes
             for buffer in self.readers[run]:
-                change[self.first[run]] += self.condensed.size[buffer]
-                change[self.death(run, buffer) + 1] -= self.condensed.size[buffer]
-        return np.cumsum(change[:-1])
+                change[first[run]] += size[buffer]
+                change[self.death(run, buffer) + 1] -= size[buffer]
+        return np.cumsum(np.array(change[:-1], dtype=np.int64))
 
     @property
     def peak_bytes(self) -> int:
@@ -110,7 +112,8 @@ class Runs:
         """The last run at which a buffer of a run is live."""
         if self.condensed.pinned[buffer] and self.previous[run] is None:
             return len(self.operators) - 1
-        return self.last[max(self.readers[run][buffer], default=run)]
+        by = self.readers[run][buffer]
+        return self.last[by[-1] if by else run]
 
     def by_worth(self) -> list[int]:
         """The recomputations, those that take the most seconds per byte first, what serves them included."""
