@@ -147,6 +147,7 @@ class _Condenser:
         self.graph = graph
         self.joins_calls = joins_calls
         self.costs = costs
+        self.buffers: dict[int, int] = {}  # of each storage, in order of making
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
         self.is_free: list[bool] = []
@@ -158,7 +159,7 @@ class _Condenser:
         self.once = {
             storage
             for index, node in enumerate(graph.nodes)
-            if self._is_view(index) and not self.is_free[index] and node.leader is None
+            if not self.is_free[index] and not node.creates and node.leader is None
             for storage in node.views
         }
 
@@ -166,29 +167,33 @@ class _Condenser:
         graph = self.graph
         groups = self._groups()
         boundary = sum(1 for group in groups if group[0] < graph.boundary)
-        buffers: dict[int, int] = {}  # of each storage, in order of making
         maker: list[int] = []
-        operators = []
         for index, group in enumerate(groups):
-            created = [storage for node in group for storage in graph.nodes[node].creates]
-            for storage in created:
-                buffers[storage] = len(maker)
+            for storage in self._made(group):
+                self.buffers[storage] = len(maker)
                 maker.append(index)
-            operators.append(self._operator(group, buffers))
         returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
         return Condensed(
             graph,
-            tuple(operators),
+            tuple(map(self._operator, groups)),
             boundary,
-            tuple(graph.storage_bytes[storage] for storage in buffers),
+            tuple(graph.storage_bytes[each] if each >= 0 else 0 for each in self.buffers),
             tuple(maker),
-            tuple(storage in returned for storage in buffers),
+            tuple(storage in returned for storage in self.buffers),
             self.inlined,
         )
 
+    def _made(self, group: tuple[int, ...]) -> list[int]:
+        """The storages that a group allocates; one that allocates none stands for one without bytes."""
+        created = [storage for node in group for storage in self.graph.nodes[node].creates]
+        return created or [-1 - group[0]]
+
     def _is_view(self, node: int) -> bool:
-        """Whether an operator, taken with the ``getitem`` that follow it, allocates nothing."""
-        return node >= self.graph.num_inputs and not self.graph.nodes[node].creates
+        """Whether a node allocates nothing and holds what it reads for as long as it is needed."""
+        each = self.graph.nodes[node]
+        if node < self.graph.num_inputs or each.creates:
+            return False
+        return each.shares is not None or not any(self.graph.nodes[read].views for read in each.operands)
 
     def _may_be_free(self, node: int, returned: frozenset[int]) -> bool:
         """Whether a node, and the ``getitem`` that follow it, may run anywhere and any number of times."""
@@ -209,8 +214,8 @@ class _Condenser:
                 groups[-1].append(node)
         return [tuple(group) for group in groups]
 
-    def _operator(self, group: tuple[int, ...], buffers: dict[int, int]) -> Operator:
-        graph, costs = self.graph, self.costs
+    def _operator(self, group: tuple[int, ...]) -> Operator:
+        graph, costs, buffers = self.graph, self.costs, self.buffers
         nodes = [graph.nodes[node] for node in group]
         free = self._free_behind(group)
         read = dict.fromkeys(
@@ -218,10 +223,10 @@ class _Condenser:
             for node in (*free, *group)
             for operand in graph.nodes[node].operands
             if operand not in group and not self.is_free[operand]
-            for storage in graph.nodes[operand].views
+            for storage in (*graph.nodes[operand].views, -1 - operand)
             if storage in buffers
         )
-        made = [storage for node in nodes for storage in node.creates]
+        made = self._made(group)
         remade = [storage for node in nodes for storage in node.recreates]
         is_kept = any(graph.is_kept(node) for node in group[:1]) or not self.once.isdisjoint(made)
         is_late = group[0] >= graph.boundary
@@ -264,7 +269,9 @@ class _Condenser:
         return tuple(sorted(found))
 
 
-def never_materialised(graph: JointGraph, nodes: Sequence[int], materialised: Sequence[bool]) -> frozenset[int]:
+def never_materialised(
+    graph: JointGraph, nodes: Sequence[int], materialised: Sequence[bool]
+) -> frozenset[int]:
     """The pointwise nodes of a lowered schedule that get a buffer at none of its steps.
 
     Args:

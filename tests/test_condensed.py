@@ -1,0 +1,247 @@
+"""condensed, order, evict, retain: what the search of ``auto`` counts is what the memory model counts."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from graphs import Network, chain, few, joint_graphs, networks, problem, traced
+from hypothesis import given
+from hypothesis import strategies as st
+from models import case, fresh
+
+import fxremat
+from fxremat.graph import JointGraph
+from fxremat.memory import profile
+from fxremat.planners import auto
+from fxremat.planners.base import Problem
+from fxremat.planners.condensed import Condensed, condense
+from fxremat.planners.evict import evict
+from fxremat.planners.order import memory_order
+from fxremat.planners.retain import Runs, retain
+from fxremat.schedule import prune, validate
+
+MIB = 1 << 20
+
+
+def condensed_of(graph: JointGraph) -> tuple[Problem, Condensed]:
+    """The problem of a graph without fusion, and its condensed graph."""
+    stated = problem(graph)
+    return stated, condense(graph, stated.costs)
+
+
+def own(condensed: Condensed) -> tuple[int, ...]:
+    """Every operator once, in the graph's order."""
+    return tuple(range(len(condensed.operators)))
+
+
+def check(stated: Problem, condensed: Condensed, plan: tuple[int, ...]) -> None:
+    """A plan is a valid schedule, and takes what its runs say."""
+    schedule = prune(stated.graph, condensed.schedule(plan))
+    validate(stated.graph, schedule)
+    solution = stated.evaluate(schedule, "a test")
+    assert Runs(condensed, plan).peak_bytes == solution.peak_bytes
+    assert condensed.seconds(plan) == pytest.approx(solution.seconds)
+
+
+def plans_under(condensed: Condensed, part: float, power: float) -> list[tuple[int, tuple[int, ...]]]:
+    """Budgets, and the plans of ``evict`` for them in both orders."""
+    orders = (own(condensed), memory_order(condensed))
+    found = []
+    for order in orders:
+        budget = round(Runs(condensed, order).peak_bytes * part)
+        plan = evict(condensed, order, budget, power)
+        if plan is not None:
+            found.append((budget, plan))
+    return found
+
+
+# --- The condensed graph ----------------------------------------------------------------------------------
+
+
+@few(200)
+@given(joint_graphs())
+def test_both_orders_are_what_the_memory_model_says(graph: JointGraph) -> None:
+    stated, condensed = condensed_of(graph)
+    check(stated, condensed, own(condensed))
+    order = memory_order(condensed)
+    assert sorted(order) == list(own(condensed))
+    check(stated, condensed, order)
+    assert Runs(condensed, own(condensed)).peak_bytes == profile(graph, graph.names).peak_bytes
+
+
+@few(25)
+@given(networks())
+def test_a_traced_network_is_condensed(network: Network) -> None:
+    graph = traced(network)
+    stated, condensed = condensed_of(graph)
+    assert len(condensed.operators) < len(graph.nodes) - graph.num_inputs
+    check(stated, condensed, own(condensed))
+    check(stated, condensed, memory_order(condensed))
+
+
+def test_views_are_free_and_results_of_several_outputs_are_one_operator() -> None:
+    module, inputs = fresh(case("transformer"))
+    graph = fxremat.capture(module, *inputs, compiler="eager")
+    _, condensed = condensed_of(graph)
+    attention = [
+        each
+        for each in condensed.operators
+        if "attention" in graph.nodes[each.members[0]].name and each.members[0] < graph.boundary
+    ]
+    assert len(attention) == 3  # one a block
+    for each in attention:
+        assert len(each.members) > 1 and len(each.makes) > 1
+        assert all(not graph.nodes[node].creates for node in each.free)
+        assert each.free  # the transposed query, key and value
+
+
+def test_inlined_nodes_belong_to_their_readers() -> None:
+    """x -> a -> b -> c: with a inlined, b reads x and takes the seconds of both."""
+    graph = chain(3)
+    stated = problem(graph)
+    plain = condense(graph, stated.costs)
+    first = graph.num_inputs
+    inlined = condense(graph, stated.costs, frozenset({first}))
+    assert len(inlined.operators) == len(plain.operators) - 1
+    assert first in inlined.operators[0].free
+    schedule = inlined.schedule(own(inlined))
+    validate(graph, schedule)
+    # It runs in the forward for its reader there, and again in the backward for those there.
+    assert schedule.mirror_counts == {graph.nodes[first].name: 1}
+
+
+# --- Eviction ---------------------------------------------------------------------------------------------
+
+
+@few(300)
+@given(joint_graphs(), st.floats(0.3, 1.0), st.sampled_from([0.0, 0.5, 1.0]))
+def test_evicted_plans_fit_their_budget(graph: JointGraph, part: float, power: float) -> None:
+    stated, condensed = condensed_of(graph)
+    for budget, plan in plans_under(condensed, part, power):
+        check(stated, condensed, plan)
+        assert Runs(condensed, plan).peak_bytes <= budget
+
+
+@few(25)
+@given(networks(), st.floats(0.3, 1.0))
+def test_evicted_plans_of_a_network_fit_their_budget(network: Network, part: float) -> None:
+    stated, condensed = condensed_of(traced(network))
+    for budget, plan in plans_under(condensed, part, 0.5):
+        check(stated, condensed, plan)
+        assert Runs(condensed, plan).peak_bytes <= budget
+
+
+def test_nothing_is_evicted_where_all_fits() -> None:
+    _, condensed = condensed_of(chain(12))
+    order = own(condensed)
+    assert evict(condensed, order, Runs(condensed, order).peak_bytes, 1.0) == order
+
+
+def test_a_budget_that_no_operator_fits_fails() -> None:
+    _, condensed = condensed_of(chain(12))
+    assert evict(condensed, own(condensed), 1, 1.0) is None
+
+
+def test_a_tight_chain_is_run_recursively() -> None:
+    """Under a budget far below the root of its length a chain takes more than one forward."""
+    _, condensed = condensed_of(chain(64))
+    order = own(condensed)
+    needed = min(
+        budget for budget in range(1, Runs(condensed, order).peak_bytes) if evict(condensed, order, budget, 1.0)
+    )
+    plan = evict(condensed, order, needed, 1.0)
+    assert plan is not None and max(map(plan.count, set(plan))) > 2
+    assert needed < Runs(condensed, order).peak_bytes / 4
+
+
+# --- Retention --------------------------------------------------------------------------------------------
+
+
+@few(300)
+@given(joint_graphs(), st.floats(0.3, 1.0), st.floats(1.0, 1.5))
+def test_retaining_costs_no_time_and_fits(graph: JointGraph, part: float, room: float) -> None:
+    stated, condensed = condensed_of(graph)
+    for budget, plan in plans_under(condensed, part, 0.5):
+        wider = round(budget * room)
+        better = retain(condensed, plan, wider)
+        check(stated, condensed, better)
+        assert Runs(condensed, better).peak_bytes <= wider
+        assert condensed.seconds(better) <= condensed.seconds(plan)
+
+
+@few(300)
+@given(joint_graphs(), st.floats(0.3, 0.9), st.data())
+def test_the_profile_follows_dropped_runs(graph: JointGraph, part: float, data: st.DataObject) -> None:
+    _, condensed = condensed_of(graph)
+    for _, plan in plans_under(condensed, part, 0.5):
+        runs = Runs(condensed, plan)
+        while again := [run for run in runs.by_worth() if runs.fits_without(run, 1 << 60)]:
+            runs.drop(data.draw(st.sampled_from(again)))
+            left = np.array(runs.is_there)
+            assert runs.live[left].tolist() == Runs(condensed, runs.plan()).live.tolist()
+        assert all(count == 1 for count in map(runs.plan().count, runs.plan())) or runs.by_worth()
+
+
+def test_with_room_for_everything_nothing_is_recomputed() -> None:
+    _, condensed = condensed_of(chain(16))
+    order = own(condensed)
+    everything = Runs(condensed, order).peak_bytes
+    plan = evict(condensed, order, everything // 2, 0.5)
+    assert plan is not None and len(plan) > len(order)
+    assert sorted(retain(condensed, plan, everything)) == list(order)
+
+
+# --- The order --------------------------------------------------------------------------------------------
+
+
+def test_weight_gradients_run_as_soon_as_they_free_memory() -> None:
+    """b's gradient reads a large a that nothing else of the backward reads; it comes before the way back."""
+    graph = JointGraph.from_mappings(
+        {
+            **{"x": (), "a": ["x"], "b": ["a"], "t": ["b"]},
+            **{"db": ["t"], "dx": ["db"], "dw": ["db", "a"]},
+        },
+        {"a": 16, "b": 1, "t": 1, "db": 1, "dx": 8, "dw": 1},
+        forward_outputs=["t"],
+        backward=["db", "dx", "dw"],
+        backward_outputs=["dw", "dx"],
+    )
+    _, condensed = condensed_of(graph)
+    order = [graph.nodes[condensed.operators[each].members[0]].name for each in memory_order(condensed)]
+    assert order == ["a", "b", "t", "db", "dw", "dx"]
+
+
+# --- The search -------------------------------------------------------------------------------------------
+
+
+def test_more_steps_find_plans_that_are_no_slower() -> None:
+    module, inputs = fresh(case("densenet"))
+    graph = fxremat.capture(module, *inputs, compiler="eager")
+    stated = problem(graph)
+    few_steps, many_steps = (
+        auto.plan(Problem(graph, stated.costs, stated.fusion, max_steps=steps)) for steps in (1, 50_000)
+    )
+    for solution in few_steps[1:]:
+        fitting = [each.seconds for each in many_steps[1:] if each.peak_bytes <= solution.peak_bytes]
+        assert min(fitting, default=np.inf) <= solution.seconds * 1.02
+
+
+@pytest.mark.parametrize("name", ["transformer", "unet", "densenet", "lstm"])
+def test_the_search_goes_below_one_recomputation_of_each_value(name: str) -> None:
+    """Its lowest peak is below what mirror counts of one reach."""
+    module, inputs = fresh(case(name))
+    graph = fxremat.capture(module, *inputs, compiler="eager")
+    searched, sublinear = (fxremat.plan(graph, "min", each, fusion="none") for each in ("auto", "sublinear"))
+    assert searched.peak_bytes < sublinear.peak_bytes
+    assert any(count > 1 for count in searched.mirror_counts.values())
+
+
+@pytest.mark.parametrize("name", ["transformer", "resnet"])
+def test_the_frontier_has_no_wide_gaps(name: str) -> None:
+    module, inputs = fresh(case(name))
+    graph = fxremat.capture(module, *inputs, compiler="eager")
+    points = fxremat.frontier(graph, fusion="none")
+    assert len(points) >= 12
+    assert all(low.peak_bytes > 0.7 * high.peak_bytes for high, low in itertools.pairwise(points))
