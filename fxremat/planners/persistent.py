@@ -36,6 +36,7 @@ FINER = 6  # a second table serves budgets below this part of the first one's, f
 MAX_WORK = 60e6  # additions in a table; bounds the planner's time
 POINTS = 24  # plans that are made if no budgets are given
 Bytes = npt.NDArray[np.int64]
+Seconds = npt.NDArray[np.float64]
 
 
 class Plan(NamedTuple):
@@ -133,14 +134,15 @@ class _Intervals:
 
 
 def _keep_all_bytes(blocks: Blocks) -> int:
-    """What a plan needs that recomputes nothing."""
-    need = grown = 0
+    """What is free at the end, at most, if a plan recomputes nothing from some block on."""
+    need = grown = most = 0
     for kind in reversed(blocks.kinds):
         shape = blocks.shapes[kind]
         option = shape.options[-1]
         need = max(need + option.kept_bytes, option.forward_bytes, option.backward_bytes + grown)
         grown += shape.grown_bytes
-    return need
+        most = max(most, need - grown)
+    return most
 
 
 def _sizes(blocks: Blocks) -> Bytes:
@@ -179,25 +181,27 @@ def _unit(blocks: Blocks, most: int) -> tuple[float, int]:
 
 
 class _Table:
-    """C and the choices behind it, for memory sizes 0 .. slots, in units."""
+    """C and the choices behind it, for memory sizes 0 .. slots, in units.
+
+    A size here is what is free when all of s .. t is done, so that C(s, j - 1) has the same size as C(s, t).
+    """
 
     def __init__(self, blocks: Blocks, unit: float, slots: int) -> None:
         self.blocks, self.unit, self.slots = blocks, unit, slots
         self.count = len(blocks.kinds)
-        shapes = [blocks.shapes[kind] for kind in blocks.kinds]
-        self.shapes = shapes
-        self.grown = np.concatenate([[0], np.cumsum([shape.grown_bytes for shape in shapes])])
-        self.first_seconds = np.concatenate([[0.0], np.cumsum([shape.seconds for shape in shapes])])
-        again = [shape.advance.again_seconds for shape in shapes]
+        self.shapes = [blocks.shapes[kind] for kind in blocks.kinds]
+        self.grown = np.concatenate([[0], np.cumsum([shape.grown_bytes for shape in self.shapes])])
+        self.first_seconds = np.concatenate([[0.0], np.cumsum([shape.seconds for shape in self.shapes])])
+        again = [shape.advance.again_seconds for shape in self.shapes]
         self.again_seconds = np.concatenate([[0.0], np.cumsum(again)])
         self.added, self.forward = self._crossing()
         self.ids = np.zeros((self.count, self.count), dtype=np.int64)
-        self._solve()
         self.made: dict[int, Plan] = {}
+        self._solve()
 
-    def _units(self, size: Bytes | float) -> Bytes:
+    def _units(self, size: float) -> int:
         """Bytes in slots, to the nearest."""
-        return np.rint(np.asarray(size) / self.unit).astype(np.int64)
+        return round(size / self.unit)
 
     def _crossing(self) -> tuple[Bytes, Bytes]:
         """For blocks s < j what holding the input of j adds to that of s, and what going there takes."""
@@ -211,41 +215,48 @@ class _Table:
         for block, shape in enumerate(self.shapes):
             live[: max(0, block - shape.reach + 1), block] -= shape.dying_bytes
             live[block, block] = shape.advance.forward_bytes
-        live = np.triu(live)
-        highest = np.maximum.accumulate(live, axis=1)
-        return self._units(added), self._units(np.roll(highest, 1, axis=1))
+        highest = np.maximum.accumulate(np.triu(live), axis=1)
+        return added, np.roll(highest, 1, axis=1)
 
     def _solve(self) -> None:
         """Fill the table by growing length."""
         intervals = _Intervals(self.blocks.kinds)
-        self.seconds: list[npt.NDArray[np.float64]] = []
         self.choices: list[npt.NDArray[np.int16]] = []
-        self.table = np.full((64, self.slots + 2), np.inf)
+        self.size = np.arange(self.slots + 1)
+        self.table = np.empty((0, self.slots + 1))
+        self.wide = np.empty((0, 3 * (self.slots + 1)))  # none fits less than 0; no more than slots is used
         for length in range(1, self.count + 1):
             distinct = intervals.distinct(length)
             rows = np.arange(self.count - length + 1)
             self.ids[rows, rows + length - 1] = intervals.ids[: len(rows)]
             if intervals.known > len(self.table):
-                more = np.full((max(intervals.known, 2 * len(self.table)) - len(self.table), self.slots + 2), np.inf)
-                self.table = np.concatenate([self.table, more])
+                self._enlarge(2 * intervals.known)
             for number, first in distinct.items():
                 seconds, choice = self._interval(first, first + length - 1)
-                self.table[number, 1:] = seconds
+                self.table[number] = seconds
+                self.wide[number, self.slots + 1 : 2 * (self.slots + 1)] = seconds
+                self.wide[number, 2 * (self.slots + 1) :] = seconds[-1]
                 self.choices.append(choice)
 
-    def _interval(self, s: int, t: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]:
+    def _enlarge(self, rows: int) -> None:
+        more = rows - len(self.table)
+        self.table = np.concatenate([self.table, np.full((more, self.slots + 1), np.inf)])
+        self.wide = np.concatenate([self.wide, np.full((more, 3 * (self.slots + 1)), np.inf)])
+
+    def _interval(self, s: int, t: int) -> tuple[Seconds, npt.NDArray[np.int16]]:
         """C(s, t, .) and for each size -1 - option, or how far the forward goes to the next held input."""
         best = np.full(self.slots + 1, np.inf)
         choice = np.zeros(self.slots + 1, dtype=np.int16)
-        is_first = t == self.count - 1
         if s < t:
-            best, choice = self._by_holding_input(s, t, is_first)
+            best, choice = self._by_holding_input(s, t)
         for number, option in enumerate(self._options(s, t)):
-            need, kept, seconds = self._option(s, t, option)
+            need, change, seconds = self._option(s, t, option)
             if need > self.slots:
                 continue
-            rest = self.table[self.ids[s + 1, t], need + 1 - kept : self.slots + 2 - kept] if s < t else 0.0
-            total = rest + np.full(self.slots + 1 - need, seconds)
+            total = np.full(self.slots + 1 - need, seconds)
+            if s < t:
+                start = self.slots + 1 + min(change, self.slots + 1)
+                total += self.wide[self.ids[s + 1, t], start + need : start + self.slots + 1]
             better = total <= best[need:]
             best[need:][better] = total[better]
             choice[need:][better] = -1 - number
@@ -257,59 +268,57 @@ class _Table:
         return (self.shapes[s].alone,) if s == t and is_again else self.shapes[s].options
 
     def _option(self, s: int, t: int, option: Option) -> tuple[int, int, float]:
-        """Slots that an option needs, those of them that it keeps, and its own seconds."""
-        is_first, is_alone = t == self.count - 1, option is self.shapes[s].alone
-        kept = int(self._units(option.kept_bytes)) if s < t else 0
-        grown = self.grown[t + 1] - self.grown[s + 1]
-        need = max(kept, int(self._units(option.backward_bytes + grown)))
+        """The least size that an option needs, what it adds to the size for s + 1 .. t, and its own seconds."""
+        shape = self.shapes[s]
+        kept = option.kept_bytes if s < t else 0
+        change = int(shape.grown_bytes) - kept
+        grown = int(self.grown[t + 1] - self.grown[s])
+        need = max(0, -grown, -change, option.backward_bytes - shape.grown_bytes)
         forward_seconds = 0.0
-        if not is_alone:
-            need = max(need, int(self._units(option.forward_bytes)))
-            forward_seconds = self.shapes[s].seconds if is_first else option.again_seconds
-        return need, kept, forward_seconds + option.backward_seconds
+        if option is not shape.alone:
+            need = max(need, option.forward_bytes - grown)
+            forward_seconds = shape.seconds if t == self.count - 1 else option.again_seconds
+        return self._units(need), self._units(change), forward_seconds + option.backward_seconds
 
-    def _by_holding_input(
-        self, s: int, t: int, is_first: bool
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]:
+    def _by_holding_input(self, s: int, t: int) -> tuple[Seconds, npt.NDArray[np.int16]]:
         """The best block whose input is held while the blocks behind it are solved."""
-        nexts = np.arange(s + 1, t + 1)
-        memory = np.arange(self.slots + 1)
-        column = memory + 1 - self.added[s, nexts][:, None]
-        column[memory < self.forward[s, nexts][:, None]] = 0
-        np.clip(column, 0, self.slots + 1, out=column)
-        freed = self._units(self.grown[t + 1] - self.grown[nexts])
-        column_after = np.clip(memory + 1 - freed[:, None], 0, self.slots + 1)
-        total = self.table[self.ids[nexts, t][:, None], column]
-        total += self.table[self.ids[s, nexts - 1][:, None], column_after]
-        prefix = self.first_seconds if is_first else self.again_seconds
-        total += (prefix[nexts] - prefix[s])[:, None]
+        slots, ahead = self.slots, slice(s + 1, t + 1)
+        change = np.rint((self.grown[ahead] - self.grown[s] - self.added[s, ahead]) / self.unit)
+        start = self.ids[ahead, t] * (3 * (slots + 1)) + slots + 1
+        start += np.clip(change, -slots - 1, slots + 1).astype(np.int64)
+        total = self.wide.ravel().take(start[:, None] + self.size)
+        total += self.table.take(self.ids[s, s:t], axis=0)
+        need = np.rint((self.forward[s, ahead] - (self.grown[t + 1] - self.grown[s])) / self.unit)
+        highest = int(min(max(need[-1], 0), slots + 1))
+        total[:, :highest][self.size[:highest] < need[:, None]] = np.inf
+        prefix = self.first_seconds if t == self.count - 1 else self.again_seconds
+        total += (prefix[ahead] - prefix[s])[:, None]
         best = total.argmin(axis=0)
-        return total[best, memory], (best + 1).astype(np.int16)
+        return total[best, self.size], (best + 1).astype(np.int16)
 
     # -- plans
 
-    def _least(self) -> int:
-        """The least memory that has a plan; slots + 1 if none has."""
-        return int(np.isinf(self.table[self.ids[0, -1], 1:]).sum())
-
     def _steps(self) -> list[int]:
-        """The memory sizes at which a faster plan begins."""
-        seconds = self.table[self.ids[0, -1], 1:]
-        least = self._least()
-        return [m for m in range(least, self.slots + 1) if m == least or seconds[m] < seconds[m - 1]]
+        """The sizes at which a faster plan begins."""
+        seconds = self.table[self.ids[0, -1]]
+        least = int(np.isinf(seconds).sum())
+        return [size for size in range(least, self.slots + 1) if size == least or seconds[size] < seconds[size - 1]]
 
     def spread(self, points: int) -> list[Plan]:
-        """Plans for memory sizes that grow geometrically."""
+        """Plans that lie evenly on the curve of log seconds over log bytes."""
         steps = self._steps()
         if len(steps) > points:
-            low, high = steps[0] + 1.0, steps[-1] + 1.0
-            wanted = [low * (high / low) ** (each / (points - 1)) - 1 for each in range(points)]
-            near = (min(steps, key=lambda step: abs(step - each)) for each in wanted)
-            steps = list(dict.fromkeys(near))
+            always = self.blocks.base_bytes + int(self.grown[-1])
+            x = np.log(always + self.unit * (1 + np.array(steps)))
+            y = np.log(self.table[self.ids[0, -1]][steps])
+            spans = (x[-1] - x[0] or 1.0), (y[0] - y[-1] or 1.0)
+            way = np.cumsum(np.hypot(np.diff(x, prepend=x[0]) / spans[0], np.diff(y, prepend=y[0]) / spans[1]))
+            wanted = np.linspace(0.0, way[-1], points)
+            steps = [steps[place] for place in dict.fromkeys(np.searchsorted(way, wanted).tolist())]
         return [self.plan(step) for step in steps]
 
     def fitting(self, budget: int) -> list[Plan]:
-        """The fastest plan that fits a budget; the memory sizes are tried by bisection."""
+        """The fastest plan that fits a budget; the sizes are tried by bisection."""
         steps = self._steps()
         low, high = 0, len(steps)
         found: list[Plan] = []
@@ -347,14 +356,14 @@ class _Table:
                     self._forward(s, option, t == self.count - 1, order)
                 todo.append((s, s, 0, option))
                 if s < t:
-                    todo.append((s + 1, t, size - int(self._units(option.kept_bytes)), None))
+                    todo.append((s + 1, t, min(size + self._option(s, t, option)[1], self.slots), None))
                 continue
             j = s + choice
             for block in range(s, j):
                 self._forward(block, self.shapes[block].advance, t == self.count - 1, order)
-            after = size - int(self._units(self.grown[t + 1] - self.grown[j]))
-            todo.append((s, j - 1, min(after, self.slots), None))
-            todo.append((j, t, size - int(self.added[s, j]), None))
+            change = round((self.grown[j] - self.grown[s] - self.added[s, j]) / self.unit)
+            todo.append((s, j - 1, size, None))
+            todo.append((j, t, min(size + change, self.slots), None))
         return order
 
     def _forward(self, block: int, option: Option, is_first: bool, order: list[int]) -> None:
