@@ -18,6 +18,7 @@ square of a block's size.
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ WIDER = 1.5  # a cut may be so much wider than the narrowest one in its neighbou
 NEIGHBOURHOOD = 8  # the part of the forward that is a neighbourhood
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Blocks:
     """A condensed graph in blocks.
 
@@ -38,7 +39,7 @@ class Blocks:
         firsts: The first operator of each block.
         gradients: The backward operators of each block, in order.
         kinds: For each block, the index of its shape.
-        shapes: The shapes.
+        locals: For each shape, a block by itself.
         base_bytes: What is held throughout: tangents and held buffers.
     """
 
@@ -46,8 +47,13 @@ class Blocks:
     firsts: tuple[int, ...]
     gradients: tuple[tuple[int, ...], ...]
     kinds: tuple[int, ...]
-    shapes: tuple[Shape, ...]
+    locals: tuple[Local, ...]
     base_bytes: int
+
+    @functools.cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes, analysed when they are first asked for."""
+        return tuple(map(analyse, self.locals))
 
     def operators(self, block: int, local: Iterable[int]) -> list[int]:
         """The operators of a block by their local numbers: the forward's, then the backward's."""
@@ -57,8 +63,12 @@ class Blocks:
         return [first + each if each < count else gradients[each - count] for each in local]
 
 
-def cuts(condensed: Condensed) -> list[int]:
-    """The operators in front of which the forward is cut: where few bytes cross, compared with nearby."""
+def cuts(condensed: Condensed) -> list[tuple[int, int]]:
+    """Where the forward may be cut because few bytes cross, compared with nearby.
+
+    Returns:
+        The operators in front of which it is cut, each with the bytes that cross.
+    """
     boundary = condensed.boundary
     last = list(condensed.maker)
     for index in range(boundary):
@@ -79,7 +89,13 @@ def cuts(condensed: Condensed) -> list[int]:
         for index in range(boundary - 1)
         if index in alters and widths[max(index - 1, 0)] >= widths[index] <= widths[index + 1]
     ]
-    return [0, *(index + 1 for index in _narrow(minima, widths))]
+    return [(index + 1, widths[index]) for index in _narrow(minima, widths)]
+
+
+def narrowest(cuts: Sequence[tuple[int, int]], stride: int) -> list[int]:
+    """The first operators of blocks: of each so many cuts the narrowest, and the start."""
+    groups = (cuts[each : each + stride] for each in range(0, len(cuts), stride))
+    return [0, *(min(group, key=lambda cut: cut[1])[0] for group in groups)]
 
 
 def _narrow(minima: Sequence[int], widths: Sequence[int]) -> list[int]:
@@ -121,7 +137,11 @@ class _Divider:
         self.ends = self._ends()
         self.is_held = [
             maker < condensed.boundary
-            and (condensed.pinned[buffer] or _is_once(condensed, buffer) or self.until[buffer] < self.block[maker])
+            and (
+                condensed.pinned[buffer]
+                or _is_once(condensed, buffer)
+                or self.until[buffer] < self.block[maker]
+            )
             for buffer, maker in enumerate(condensed.maker)
         ]
 
@@ -130,21 +150,18 @@ class _Divider:
         gradients: list[list[int]] = [[] for _ in self.firsts]
         for index in range(condensed.boundary, len(condensed.operators)):
             gradients[self.block[index]].append(index)
-        kinds, shapes = [], []
-        known: dict[object, int] = {}
+        kinds = []
+        known: dict[Local, int] = {}
         held_bytes = 0
         made = self._made()
         for block, first in enumerate(self.firsts):
             end = (*self.firsts, condensed.boundary)[block + 1]
             local, kept_bytes = self._local(block, range(first, end), gradients[block], made[block])
             held_bytes += kept_bytes
-            kind = known.setdefault(local, len(shapes))
-            if kind == len(shapes):
-                shapes.append(analyse(local))
-            kinds.append(kind)
+            kinds.append(known.setdefault(local, len(known)))
         base_bytes = condensed.graph.tangent_bytes + held_bytes
         return Blocks(
-            condensed, self.firsts, tuple(map(tuple, gradients)), tuple(kinds), tuple(shapes), base_bytes
+            condensed, self.firsts, tuple(map(tuple, gradients)), tuple(kinds), tuple(known), base_bytes
         )
 
     def _assign(self) -> list[int]:
@@ -163,7 +180,9 @@ class _Divider:
             if is_deferred[index] and not is_ordered:
                 continue
             makers = [condensed.maker[buffer] for buffer in operator.reads]
-            forward = max((self.block[maker] for maker in makers if maker < boundary), default=len(self.firsts))
+            forward = max(
+                (self.block[maker] for maker in makers if maker < boundary), default=len(self.firsts)
+            )
             block = min([forward, *(found[maker] for maker in makers if maker in found)])
             block = latest if block == len(self.firsts) else block
             if is_ordered:

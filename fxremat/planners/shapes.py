@@ -6,11 +6,11 @@ numbered within the block; what lives elsewhere costs nothing here. See ``blocks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_OPTIONS = 12  # of each block
-MAX_STEPS = 24  # of each greedy search for options
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Shape:
     """What blocks of one shape cost.
 
     Attributes:
-        options: By falling seconds of the backward, nothing kept first.
+        options: By rising bytes and falling seconds of the backward, nothing kept first.
         alone: The backward with nothing at hand but the input, not even what the next block reads.
         advance: A forward of which nothing is kept but what later blocks read.
         seconds: What the first forward takes.
@@ -111,11 +111,7 @@ class _Analysis:
     def __init__(self, local: Local) -> None:
         self.local = local
         self.count = len(local.reads)
-        self.maker = {
-            buffer: index
-            for index in range(self.count)
-            for buffer in local.makes[index]
-        }
+        self.maker = {buffer: index for index in range(self.count) for buffer in local.makes[index]}
         self.is_forward = [
             buffer < local.own and self.maker[buffer] < local.forward for buffer in range(len(local.sizes))
         ]
@@ -128,27 +124,23 @@ class _Analysis:
             for buffer in dict.fromkeys(buffer for index in backward for buffer in local.reads[index])
             if self.is_forward[buffer]
         ]
-        self.weighted = [
-            seconds * worth for seconds, worth in zip(local.seconds, local.worth, strict=True)
-        ]
+        self.weighted = [seconds * worth for seconds, worth in zip(local.seconds, local.worth, strict=True)]
 
     def shape(self) -> Shape:
         local = self.local
-        options = {self._option(kept | self.leaving, kept) for kept in self._choices()}
-        held = max(self._forward_bytes(self.leaving), 0)
+        options = [self._option(kept | self.leaving) for kept in self._choices()]
+        held = self._forward_bytes(self.leaving)
         dying = [buffer for buffer in range(local.own, len(local.sizes)) if local.spans[buffer] > 0]
         input_bytes = sum(local.sizes[buffer] for buffer in dying)
         freed = self._peak(range(local.forward), dying, self.leaving)
-        backward = range(local.forward, self.count)
         made_late = [buffer for buffer in range(local.own) if not self.is_forward[buffer]]
         grown = sum(local.sizes[buffer] for buffer in made_late if local.spans[buffer])
         gone = [b for b in range(local.own, len(local.sizes)) if local.spans[b] == 0]
         grown -= sum(local.sizes[buffer] for buffer in gone) + local.released
-        assert len(backward) + local.forward == self.count
         return Shape(
-            _best(options),
-            self._option(frozenset(), frozenset()),
-            self._option(self.leaving, frozenset()),
+            tuple(options),
+            self._option(frozenset()),
+            self._option(self.leaving),
             sum(local.seconds[: local.forward]),
             local.forward,
             input_bytes + held - freed,
@@ -185,8 +177,8 @@ class _Analysis:
             order.append(index)
         return order
 
-    def _option(self, at_hand: frozenset[int], kept: frozenset[int]) -> Option:
-        """The option to keep certain buffers, those at hand being held between forward and backward."""
+    def _option(self, at_hand: frozenset[int]) -> Option:
+        """The option to hold certain buffers between forward and backward."""
         local = self.local
         again = tuple(self._needed(sorted(at_hand), frozenset()))
         backward = tuple(self._backward(at_hand))
@@ -267,29 +259,31 @@ class _Analysis:
         ]
         free = frozenset(buffer for buffer in useful if local.sizes[buffer] == 0)
         weighed = [buffer for buffer in useful if local.sizes[buffer]]
-        if not weighed:
-            return [free]
-        stride = -(-len(weighed) // MAX_STEPS)
-        return [*self._grow(free, weighed, stride), *self._shrink(free, weighed, stride)]
+        found = {free: self._recomputation(free)}
+        found |= self._grow(free, weighed)
+        found |= self._shrink(free, weighed)
+        return _undominated(found, {kept: sum(local.sizes[each] for each in kept) for kept in found})
 
     def _recomputation(self, kept: frozenset[int] | set[int]) -> float:
         """Weighted seconds of what is computed again."""
         return sum(self.weighted[index] for index in self._needed(self.read_late, self.leaving | kept))
 
-    def _grow(self, free: frozenset[int], weighed: Sequence[int], stride: int) -> list[frozenset[int]]:
-        """From nothing on, keep what saves most per byte."""
+    def _grow(self, free: frozenset[int], weighed: Iterable[int]) -> dict[frozenset[int], float]:
+        """From nothing on, keep what saves most per byte, without what saves nothing any more."""
         kept = set(free)
-        found = [frozenset(kept)]
-        left = list(weighed)
-        while left:
-            now = self._recomputation(kept)
-            gain = {b: (now - self._recomputation(kept | {b})) / self.local.sizes[b] for b in left}
-            best = sorted(left, key=lambda buffer: -gain[buffer])[:stride]
-            if gain[best[0]] <= 0:
+        now = self._recomputation(kept)
+        found = {}
+
+        def worth(buffer: int) -> float:
+            return (self._recomputation(kept | {buffer}) - now) / self.local.sizes[buffer]
+
+        for buffer in _lazily(weighed, worth):
+            if worth(buffer) >= 0:
                 break
-            kept.update(best)
-            left = [buffer for buffer in left if buffer not in best]
-            found.append(self._without_useless(kept, free))
+            kept.add(buffer)
+            now = self._recomputation(kept)
+            lean = self._without_useless(kept, free)
+            found[lean] = now
         return found
 
     def _without_useless(self, kept: set[int], free: frozenset[int]) -> frozenset[int]:
@@ -301,31 +295,45 @@ class _Analysis:
                 lean.discard(buffer)
         return frozenset(lean)
 
-    def _shrink(self, free: frozenset[int], weighed: Sequence[int], stride: int) -> list[frozenset[int]]:
+    def _shrink(self, free: frozenset[int], weighed: Iterable[int]) -> dict[frozenset[int], float]:
         """From everything that the backward reads on, drop what costs least per byte."""
         kept = set(self._without_useless({*free, *weighed}, free))
-        found = [frozenset(kept)]
-        while kept - free:
-            left = sorted(kept - free)
+        now = self._recomputation(kept)
+        found = {frozenset(kept): now}
+
+        def loss(buffer: int) -> float:
+            return (self._recomputation(kept - {buffer}) - now) / self.local.sizes[buffer]
+
+        for buffer in _lazily(sorted(kept - free), loss):
+            kept.discard(buffer)
             now = self._recomputation(kept)
-            loss = {b: (self._recomputation(kept - {b}) - now) / self.local.sizes[b] for b in left}
-            kept.difference_update(sorted(left, key=loss.__getitem__)[:stride])
-            found.append(frozenset(kept))
+            found[frozenset(kept)] = now
         return found
 
 
-def _best(options: Iterable[Option]) -> tuple[Option, ...]:
-    """The options that no other beats, evenly chosen if there are many."""
-    best: list[Option] = []
-    order = sorted(
-        options,
-        key=lambda each: (each.kept_bytes, each.backward_seconds, each.backward_bytes, each.backward),
-    )
-    for option in order:
-        if not best or option.backward_seconds < best[-1].backward_seconds:
-            best.append(option)
+def _lazily(buffers: Iterable[int], price: Callable[[int], float]) -> Iterator[int]:
+    """The buffers, the one of least price first; a price is found anew only where it may be the least."""
+    heap = [(price(buffer), buffer) for buffer in buffers]
+    heapq.heapify(heap)
+    while heap:
+        _, buffer = heap[0]
+        now = (price(buffer), buffer)
+        if len(heap) == 1 or now <= min(heap[1:3]):
+            heapq.heappop(heap)
+            yield buffer
+        else:
+            heapq.heapreplace(heap, now)
+
+
+def _undominated(
+    seconds: Mapping[frozenset[int], float], size: Mapping[frozenset[int], int]
+) -> list[frozenset[int]]:
+    """Choices that no other beats in bytes and seconds, evenly chosen if there are many."""
+    best: list[frozenset[int]] = []
+    for kept in sorted(seconds, key=lambda kept: (size[kept], seconds[kept], sorted(kept))):
+        if not best or seconds[kept] < seconds[best[-1]]:
+            best.append(kept)
     if len(best) <= MAX_OPTIONS:
-        return tuple(best)
-    last = len(best) - 1
-    places = dict.fromkeys(last * step // (MAX_OPTIONS - 1) for step in range(MAX_OPTIONS))
-    return tuple(best[place] for place in places)
+        return best
+    places = (round(each * (len(best) - 1) / (MAX_OPTIONS - 1)) for each in range(MAX_OPTIONS))
+    return [best[place] for place in places]
