@@ -43,12 +43,48 @@ def compile_without_inductor(
 
 
 def compile_with_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    may_fuse: Callable[[Sequence[fx.Node], Sequence[fx.Node]], bool],
 ) -> Callable[..., Any]:
-    """Compile with Inductor under configuration patches that also hold for the late backward."""
-    from torch._inductor.compile_fx import compile_fx
+    """Compile with Inductor.
 
-    return compile_fx(module, inputs, config_patches=dict(patches))  # type: ignore[return-value]
+    Args:
+        module: The graph of Dynamo's.
+        inputs: Example inputs.
+        patches: Configuration that also holds for the late backward.
+        may_fuse: Whether Inductor may make one kernel of what two groups of fx nodes compute.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        with V.set_choices_handler(_choices(type(V.choices), may_fuse)()):
+            return compile_fx_inner(*args, **kwargs)
+
+    return compile_fx(  # type: ignore[return-value]
+        module, inputs, inner_compile=compile_inner, config_patches=dict(patches)
+    )
+
+
+def _choices(base: type[Any], may_fuse: Callable[[Sequence[fx.Node], Sequence[fx.Node]], bool]) -> type[Any]:
+    """Inductor's own choices, but for what may not be fused."""
+
+    class Choices(base):  # type: ignore[misc]
+        @staticmethod
+        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            may = may_fuse(_origins(node1), _origins(node2))
+            return may and bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
+
+    return Choices
+
+
+def _origins(node: Any) -> list[fx.Node]:
+    """The fx nodes that the buffers of a scheduler's node were made for."""
+    buffers = (each.node for each in node.get_nodes())
+    origins = (buffer.get_origin_node() for buffer in buffers if buffer is not None)
+    return [origin for origin in origins if origin is not None]
 
 
 def inductor_option_names() -> list[str]:

@@ -20,6 +20,7 @@ from fxremat import _compilers, _torch
 from fxremat.annotate import regions_outside
 from fxremat.errors import FxrematError
 from fxremat.options import Options
+from fxremat.partition import may_fuse
 from fxremat.pipeline import partition_joint
 from fxremat.report import Report
 
@@ -58,7 +59,7 @@ def fxremat_backend(
         return _compilers.compile_without_inductor(module, inputs, partition)
     defaults = _KEEP_ORDER if parsed.budget is None else {**_KEEP_ORDER, **_FREE_AT_ONCE}
     patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
-    return _compilers.compile_with_inductor(module, inputs, patches)
+    return _compilers.compile_with_inductor(module, inputs, patches, may_fuse)
 
 
 class Partitioner(_torch.CustomPartitionerFn):

@@ -39,7 +39,7 @@ from fxremat import ops
 from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.inplace import Overwrite, overwrites
-from fxremat.kernels import Kernel, in_order, join_calls, leads_to
+from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
 from fxremat.schedule import Binding
@@ -109,6 +109,7 @@ class _Inductor:
         self.readers = self._readers()
         self.products = self._products()
         outputs = {self._base(step) for step in binding.outputs}
+        self.segments = self._segments()
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
         self.inputs_read: list[frozenset[int]] = []  # and the inputs of the graph
@@ -184,6 +185,14 @@ class _Inductor:
         is_alone = self.readers[product] == [step] and not self._crosses(product)
         return loop.is_product and loop.elements == own.elements and is_alone
 
+    def _segments(self) -> list[int]:
+        """The segment of recomputation of each step; -1 in the forward."""
+        boundary, nodes, mirrors = self.binding.boundary, self.binding.nodes, self.binding.is_mirror
+        steps = range(boundary, len(nodes))
+        owns = [self.loops[nodes[step]].kind in (Kind.KERNEL, Kind.REDUCTION) for step in steps]
+        found = [nodes[step] if mirrors[step] else None for step in steps]
+        return [-1] * boundary + segments(list(zip(found, owns, strict=True)))
+
     def _crosses(self, step: int) -> bool:
         boundary = self.binding.boundary
         return step < boundary and any(reader >= boundary for reader in self.readers[step])
@@ -254,6 +263,12 @@ class _Inductor:
         is_same_part = (kernel.steps[0] >= self.binding.boundary) == (step >= self.binding.boundary)
         return is_same_part and self.realized_count - kernel.ordinal <= MAX_DISTANCE
 
+    def _may_share(self, kernel: Kernel, step: int) -> bool:
+        """Whether a kernel and a loop are of one segment, or neither recomputes."""
+        steps = (*kernel.steps, step)
+        is_again = any(self.binding.is_mirror[each] for each in steps)
+        return not is_again or len({self.segments[each] for each in steps}) == 1
+
     def _joinable(self, step: int, producers: Sequence[Kernel]) -> Kernel | None:
         """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read."""
         loop = self.loops[self.binding.nodes[step]]
@@ -261,6 +276,8 @@ class _Inductor:
         siblings = [kernel for kernel in readers if kernel is not None]
         for kernel in dict.fromkeys((*producers, *siblings)):
             if not (self._is_near(kernel, step) and kernel.admits(loop.elements, loop.reduction)):
+                continue
+            if not self._may_share(kernel, step):
                 continue
             if not leads_to(kernel, producers):
                 return kernel

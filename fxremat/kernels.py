@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 MAX_KERNEL_NODES = 64  # Inductor's default, config.max_fusion_size
@@ -80,3 +80,31 @@ def leads_to(kernel: Kernel, producers: Sequence[Kernel]) -> bool:
             seen[producer] = None
             stack.extend(producer.producers)
     return False
+
+
+def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
+    """The segment of recomputation that each step of a backward belongs to.
+
+    A segment begins with a mirror behind an operator that is none, or with a second mirror of a value that
+    the segment has mirrored already; it ends where the next one begins. Operators are what gets a buffer of
+    its own in any case: loops that run for the first time end no segment.
+
+    Args:
+        steps: For each step what it computes again, None if it runs for the first time, and whether it gets
+            a buffer of its own in any case.
+
+    >>> segments([("a", True), ("b", True), (None, True), ("c", False), ("a", True), ("a", True)])
+    [1, 1, 1, 2, 2, 3]
+    """
+    numbers = []
+    number, is_open = 0, False
+    mirrored: set[Hashable] = set()
+    for mirror, has_own_buffer in steps:
+        if mirror is None:
+            is_open = is_open and not has_own_buffer
+        elif not is_open or mirror in mirrored:
+            number, is_open, mirrored = number + 1, True, {mirror}
+        else:
+            mirrored.add(mirror)
+        numbers.append(number)
+    return numbers

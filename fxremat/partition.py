@@ -7,7 +7,7 @@ symbolic sizes, opaque objects, random states) is PyTorch's own, kept by PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -16,9 +16,13 @@ from fxremat import _torch, ops, twins
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
 from fxremat.inplace import overwrites
+from fxremat.kernels import segments
 from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
 from fxremat.schedule import bind
+
+
+SEGMENT = "fxremat_segment"  # key in the fx meta of the backward's nodes: a segment of recomputation
 
 
 def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -99,29 +103,41 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     """Make each recomputed segment of a backward graph wait for what stands before it.
 
     A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
-    the backward's start, and the memory comes back. A segment is a run of mirrors without a gradient between
-    them and without two mirrors of the same value; its first one is made to wait for the last value before
-    it. Only operators that get a buffer of their own in any case take part, kernels and reductions: a loop
-    that waits, or is waited for, could not be inlined any more, and loops alone run with their readers.
+    the backward's start, and the memory comes back. The first mirror of each segment (``kernels.segments``) is
+    made to wait for the last value before it. Only operators that get a buffer of their own in any case take
+    part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more, and loops
+    alone run with their readers. Every node is told its segment, so that the compiler can be kept from fusing
+    loops of two segments (``may_fuse``).
 
     Returns:
         How many dependencies were added.
     """
+    nodes = list(backward.graph.nodes)
+    owns = [_has_own_buffer(node) and not ops.is_getitem(node) for node in nodes]
+    numbers = segments([(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)])
     waits: dict[fx.Node, fx.Node] = {}
     before: fx.Node | None = None
-    segment: set[str] = set()  # what was mirrored since the segment began
-    for node in filter(_has_own_buffer, backward.graph.nodes):
-        mirrored = node.meta.get(MIRROR)
-        if mirrored is None or mirrored in segment:
-            segment.clear()
-        if mirrored is not None and not ops.is_getitem(node):
-            if not segment and before is not None:
+    waited = 0
+    for node, own, number in zip(nodes, owns, numbers, strict=True):
+        node.meta[SEGMENT] = number
+        if own and number != waited:
+            waited = number
+            if before is not None:
                 waits[node] = before
-            segment.add(mirrored)
-        if isinstance(node.meta.get("val"), torch.Tensor):
+        if _has_own_buffer(node) and isinstance(node.meta.get("val"), torch.Tensor):
             before = node
     _torch.order_after(backward, waits)
     return len(waits)
+
+
+def may_fuse(first: Sequence[fx.Node], second: Sequence[fx.Node]) -> bool:
+    """Whether loops may become one kernel: not where one computes again, in a segment of its own.
+
+    The kernel would run at the place of one of them and hold what the other works on for as long as it takes.
+    """
+    nodes = (*first, *second)
+    is_again = any(MIRROR in node.meta for node in nodes)
+    return not is_again or len({node.meta.get(SEGMENT) for node in nodes}) == 1
 
 
 def _has_own_buffer(node: fx.Node) -> bool:

@@ -1,41 +1,54 @@
 """The plan with the least time that fits the budget, among all at hand.
 
-A *skeleton* is a set of mirror counts with a low peak: each plan of ``sublinear``. Between a skeleton and
-keeping everything lies a road: the mirrored values ordered by the seconds that keeping one saves per byte
-that it holds, dearest first, later ones first among equals because their bytes are freed first. A point on
-the road keeps the first k of them. Peak rises and time falls along it, nearly monotonically, so bisecting
-the largest gaps in peak draws the curve with few evaluations. The plans of ``drop_cheap``, ``recursive`` and
-``revolve`` are points besides, the last two where the curve ends in the least memory.
+The graph is condensed first (``condensed.py``), so that a plan is found and weighed in milliseconds. Then, for
+each of a row of budgets between the least that a plan can be found for and what keeping everything takes:
 
-The frontier of all evaluated points is independent of any budget, hence a smaller budget never gives a
-higher peak. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
+1. ``evict`` runs through the operators under the budget, dropping what is cheapest to have again, several
+   times with different prices and in two orders;
+2. the plan of the budget below is a start as well, so that more memory never costs time;
+3. ``retain`` uses up what room is left by dropping recomputations.
+
+The best of each budget is measured exactly. The frontier of all measured points does not depend on any budget,
+hence a smaller budget never gives a higher peak. Work is bounded in steps, not in seconds, so the same graph
+gives the same plan everywhere.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from fxremat.planners import drop_cheap, min_cut, recursive, revolve, sublinear
+from fxremat.fusion import lower
+from fxremat.planners import drop_cheap, min_cut
 from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import crossing, forward_lives, mirror_everything_but
+from fxremat.planners.condensed import Condensed, condense, never_materialised
+from fxremat.planners.evict import evict
+from fxremat.planners.order import memory_order
+from fxremat.planners.retain import Runs, retain
+from fxremat.schedule import Schedule, bind, prune
 
-SKELETONS = 3  # skeletons of lowest peak from which roads start
-MAX_STEPS = 300_000  # schedule steps evaluated on all roads together; bounds the planner's time
-MIN_POINTS, MAX_POINTS = 6, 24  # points on a road, however large or small the graph is
+MAX_BUDGETS, MIN_BUDGETS = 24, 8  # for which plans are looked for
+MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
+DISTANCE_POWERS = (0.5, 1.0, 0.0, 1.5)  # prices of the first attempts; the others are these with noise
+NOISE = 0.5  # standard deviation of the logarithm of a noisy price
+BISECTIONS = 12  # to find the least budget
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
     """The default, which serves no budget at all, then the frontier by falling peak."""
     default = _default_plan(problem)
     found = [default, problem.identity("auto"), *drop_cheap.plan(problem)]
-    found += (*recursive.plan(problem), *revolve.plan(problem))
-    skeletons = _skeletons(problem)
-    found += [solution for _, solution in skeletons]
-    points = max(MIN_POINTS, MAX_STEPS // (len(skeletons[:SKELETONS]) * max(1, len(problem.graph.nodes))))
-    for counts, solution in skeletons[:SKELETONS]:
-        found += _road(problem, counts, solution, min(points, MAX_POINTS))
+    graph = problem.graph
+    inlined = _inlined(problem, default)
+    # On a CPU the buffers of neighbouring loops live longer, but not all of them: plan for both.
+    variants = (False, True) if inlined and graph.is_on_cpu else (False,)
+    schedules: dict[Schedule, None] = {}
+    for joins_calls in variants:
+        condensed = condense(graph, problem.costs, inlined, joins_calls)
+        for each in _Search(condensed, problem.max_steps // len(variants)).plans():
+            schedules[prune(graph, condensed.schedule(each))] = None
+    found += [problem.evaluate(each, "auto") for each in schedules if problem.allows(each)]
     return (default, *pareto(found))
 
 
@@ -63,58 +76,74 @@ def pareto(solutions: Iterable[Solution]) -> list[Solution]:
     return best[::-1]
 
 
-def _skeletons(problem: Problem) -> list[tuple[Mapping[str, int], Solution]]:
-    """Mirror counts of the sublinear plans with their solutions, lowest peak first."""
-    lives = forward_lives(problem.graph)
-    found = []
-    for cuts in sublinear.segmentations(problem.graph, lives):
-        counts = mirror_everything_but(problem.graph, crossing(lives, cuts))
-        found.append((counts, problem.mirror(counts, "auto")))
-    return sorted(found, key=lambda pair: (pair[1].peak_bytes, pair[1].seconds))
+def _inlined(problem: Problem, default: Solution) -> frozenset[int]:
+    """The nodes that get no buffer in the default plan, as a compiler lowers it."""
+    if problem.fusion != "inductor" or not problem.graph.fx_nodes:
+        return frozenset()
+    binding = bind(problem.graph, default.schedule)
+    lowering = lower(problem.graph, binding, problem.fusion)
+    return never_materialised(problem.graph, binding.nodes, lowering.materialised)
 
 
-def _road(problem: Problem, counts: Mapping[str, int], start: Solution, points: int) -> list[Solution]:
-    """Solutions between a skeleton and keeping everything, by bisecting the largest gap in peak."""
-    order = _worth_keeping(problem, counts)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A plan with its seconds."""
 
-    def at(kept: int) -> Solution:
-        dropped = order[kept:]
-        return problem.mirror(dict.fromkeys(dropped, 1), "auto")
-
-    solved = {0: start, len(order): at(len(order))}
-    for _ in range(points):
-        gap = _largest_gap(solved)
-        if gap is None:
-            break
-        solved[gap] = at(gap)
-    return list(solved.values())
+    seconds: float
+    plan: tuple[int, ...]
 
 
-def _largest_gap(solved: Mapping[int, Solution]) -> int | None:
-    """The middle of the two neighbours that differ most in peak; None when no gap is left."""
-    kept = sorted(solved)
-    gaps = [
-        (abs(solved[low].peak_bytes - solved[high].peak_bytes), high - low, (low + high) // 2)
-        for low, high in itertools.pairwise(kept)
-        if high - low > 1
-    ]
-    return max(gaps)[2] if gaps else None
+class _Search:
+    """Plans for a row of budgets, within a number of steps."""
 
+    def __init__(self, condensed: Condensed, max_steps: int) -> None:
+        self.condensed = condensed
+        own = tuple(range(len(condensed.operators)))
+        self.everything = max(1, Runs(condensed, own).peak_bytes)
+        self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
+        tries = max_steps // max(1, len(own))
+        self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, tries // 8))
+        self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
 
-def _worth_keeping(problem: Problem, counts: Mapping[str, int]) -> list[str]:
-    """The mirrored values: as the user wishes, then those whose keeping saves the most seconds per byte."""
-    graph = problem.graph
-    wishes = ("save", "", "recompute")
+    def plans(self) -> Iterator[tuple[int, ...]]:
+        """The best plan at hand for each budget, the least budget first, for that one all plans."""
+        best: _Found | None = None
+        for budget in self._budgets():
+            found = [] if best is None else [self._improved(best.plan, budget)]
+            found += [self._improved(each, budget) for each in self._attempts(budget)]
+            if best is None:
+                yield from (each.plan for each in found)
+            if found:
+                best = min(found, key=lambda each: (each.seconds, each.plan))
+                yield best.plan
 
-    def worth(name: str) -> tuple[int, float, int]:
-        index = graph.index[name]
-        size = graph.node_bytes(index)
-        seconds = problem.costs.of_node(graph, index)
-        return wishes.index(graph.nodes[index].wish), -seconds / size if size else 0.0, -index
+    def _improved(self, plan: Sequence[int], budget: int) -> _Found:
+        better = retain(self.condensed, plan, budget)
+        return _Found(self.condensed.seconds(better), better)
 
-    mirrored = [
-        name for name, count in counts.items() if count and graph.nodes[graph.index[name]].leader is None
-    ]
-    return sorted((name for name in mirrored if graph.node_bytes(graph.index[name])), key=worth) + [
-        name for name in mirrored if not graph.node_bytes(graph.index[name])
-    ]
+    def _attempts(self, budget: int) -> Iterator[tuple[int, ...]]:
+        """Plans of ``evict`` with different prices, orders taken in turn."""
+        noise = random.Random(budget)
+        for attempt in range(self.attempts):
+            order = self.orders[attempt % len(self.orders)]
+            number = attempt // len(self.orders)
+            power = DISTANCE_POWERS[number % len(DISTANCE_POWERS)]
+            weights = None
+            if number >= len(DISTANCE_POWERS):
+                weights = [noise.lognormvariate(0, NOISE) for _ in self.condensed.operators]
+            plan = evict(self.condensed, order, budget, power, weights)
+            if plan is not None:
+                yield plan
+
+    def _budgets(self) -> list[int]:
+        """Budgets in equal ratios from the least to what keeping everything takes."""
+        low, high = 0, self.everything
+        for _ in range(BISECTIONS):
+            middle = (low + high) // 2
+            if any(evict(self.condensed, order, middle, 1.0) is not None for order in self.orders):
+                high = middle
+            else:
+                low = middle
+        ratio = (self.everything / max(1, low)) ** (1 / self.budget_count)
+        rest = [round(max(1, low) * ratio**step) for step in range(1, self.budget_count + 1)]
+        return sorted({high, *rest})

@@ -69,12 +69,14 @@ class Problem:
         costs: Seconds of its nodes.
         fusion: The memory model: ``"none"``, ``"inplace"`` or ``"inductor"``.
         min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
+        max_steps: How many operators a search may run in simulation, all plans together.
     """
 
     graph: JointGraph
     costs: Costs
     fusion: str
     min_cut_saved: Callable[[], Sequence[str]] = tuple
+    max_steps: int = 100_000
 
     @functools.cached_property
     def lower_bound_seconds(self) -> float:

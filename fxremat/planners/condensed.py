@@ -38,6 +38,9 @@ class Operator:
         seconds: What one run takes, that of inlined nodes included.
         scratch_bytes: What it allocates and frees again while it runs.
         runs_at_most: How often it may run.
+        is_loop: Whether it runs in one call with the loops around it, as Inductor has it on a CPU: what they
+            read and make is live throughout.
+        may_move: Whether it need not keep its place in the order: it has no effect and draws no numbers.
         must_repeat: Whether the backward may not read what the forward made of it.
         worth: Weight of its seconds where values are chosen: what the user wishes.
     """
@@ -50,6 +53,8 @@ class Operator:
     seconds: float
     scratch_bytes: int
     runs_at_most: int
+    is_loop: bool
+    may_move: bool
     must_repeat: bool
     worth: float
 
@@ -119,22 +124,28 @@ class Condensed:
         return Schedule(nodes[node].name for node in order)
 
 
-def condense(graph: JointGraph, costs: Costs, inlined: frozenset[int] = frozenset()) -> Condensed:
+def condense(
+    graph: JointGraph, costs: Costs, inlined: frozenset[int] = frozenset(), joins_calls: bool = False
+) -> Condensed:
     """Condense a graph.
 
     Args:
         graph: The graph.
         costs: Seconds of its nodes.
         inlined: Nodes that get no buffer, whatever the schedule.
+        joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
     """
-    return _Condenser(graph, costs, inlined).condense()
+    return _Condenser(graph, costs, inlined, joins_calls).condense()
 
 
 class _Condenser:
     """One pass over the nodes."""
 
-    def __init__(self, graph: JointGraph, costs: Costs, inlined: frozenset[int]) -> None:
+    def __init__(
+        self, graph: JointGraph, costs: Costs, inlined: frozenset[int], joins_calls: bool
+    ) -> None:
         self.graph = graph
+        self.joins_calls = joins_calls
         self.costs = costs
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
@@ -225,9 +236,14 @@ class _Condenser:
             sum(costs.of_node(graph, node) for node in group) + self._inlined_seconds(inlined),
             max((graph.scratch_bytes[node] for node in group), default=0) if graph.scratch_bytes else 0,
             1 if is_kept or is_late else min(limits, default=UNLIMITED),
+            self._is_loop(group[0]),
+            not any(node.ordered for node in nodes),
             any(node.at_least > 0 for node in nodes) and not is_kept,
             {"save": 1e6, "recompute": 1e-6}.get(nodes[0].wish, 1.0),
         )
+
+    def _is_loop(self, node: int) -> bool:
+        return self.joins_calls and self.graph.loops[node].kind in (Kind.POINTWISE, Kind.REDUCTION)
 
     def _inlined_seconds(self, inlined: Sequence[int]) -> float:
         """What inlined nodes add to their reader: arithmetic, and reads of what they read."""

@@ -1,0 +1,297 @@
+"""Evict: one run through the operators under a budget, dropping what is cheapest to have again.
+
+The run is simulated. Where an operator's results do not fit, buffers are *evicted*, cheapest first; where an
+operator reads an evicted buffer, it is computed again, with what that needs. The price of a buffer is
+
+    (own seconds + seconds of the evicted buffers around it) / (bytes * distance to its next use ^ p)
+
+The evicted buffers around it, connected by reads through nothing but evicted buffers, are what makes it dear
+to have it again or makes others dear (Kirisame et al. 2021, *Dynamic Tensor Rematerialization*, whose
+neighbourhood, kept in disjoint sets, this is). Unlike a runtime, a plan knows the next use. Buffers that
+nothing but the recomputation of others needs stay until they are evicted as well.
+
+It takes any graph, finds several recomputations of one value and recursion by itself, and needs
+O(n log n) steps unless it thrashes, in which case it gives up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from fxremat.planners.condensed import Condensed
+
+MAX_RUNS = 4  # of an operator, on average, before a run is given up
+
+
+def evict(
+    condensed: Condensed,
+    order: Sequence[int],
+    budget: int,
+    distance_power: float,
+    weights: Sequence[float] | None = None,
+) -> tuple[int, ...] | None:
+    """A plan whose peak is at most the budget, as the condensed graph counts it; None if the run fails.
+
+    Args:
+        condensed: The graph.
+        order: All operators once, each behind what it reads, the forward first.
+        budget: Bytes, tangents included.
+        distance_power: p; 0 takes no account of when a buffer is needed next.
+        weights: Factors of the operators' seconds in prices; 1 by default.
+    """
+    return _Run(condensed, order, budget, distance_power, weights).plan()
+
+
+class _Run:
+    """A simulated run. A buffer is resident, evicted, or neither: not made yet, or of no more use."""
+
+    def __init__(
+        self,
+        condensed: Condensed,
+        order: Sequence[int],
+        budget: int,
+        distance_power: float,
+        weights: Sequence[float] | None,
+    ) -> None:
+        self.operators = condensed.operators
+        factors = weights or [1.0] * len(self.operators)
+        priced = zip(self.operators, factors, strict=True)
+        self.prices = [operator.seconds * operator.worth * factor for operator, factor in priced]
+        self.size, self.maker, self.pinned = condensed.size, condensed.maker, condensed.pinned
+        self.readers = readers(condensed)
+        self.order, self.boundary = order, condensed.boundary
+        self.budget, self.power = budget, distance_power
+        self.tangent_bytes = condensed.graph.tangent_bytes
+        count = len(self.size)
+        self.resident = [False] * count
+        self.evicted = [False] * count
+        self.locks = [0] * count  # running operators that need it
+        self.waiting = [0] * count  # evicted buffers whose computation reads it
+        self.uses: list[list[int]] = [[] for _ in range(count)]  # places in the order, the next one last
+        for place in reversed(range(len(order))):
+            for buffer in self.operators[order[place]].reads:
+                self.uses[buffer].append(place)
+        self.needed_at = [0] * count  # when the recomputation of others needs it, as far as is known
+        self.runs = [0] * len(self.operators)
+        self.around = _DisjointSets(count)
+        self.queue: list[tuple[float, int]] = []
+        self.live = self.place = 0
+        self.call: list[int] = []  # buffers that loops of the call under way have read
+        self.order_run: list[int] = []
+
+    def plan(self) -> tuple[int, ...] | None:
+        longest = MAX_RUNS * len(self.order)
+        for self.place, operator in enumerate(self.order):
+            if self.place == self.boundary:
+                self._begin_backward()
+            if not self._run_with_operands(operator) or len(self.order_run) > longest:
+                return None
+        return tuple(self.order_run)
+
+    def _begin_backward(self) -> None:
+        self.live += self.tangent_bytes
+        for buffer, maker in enumerate(self.maker):
+            if self.operators[maker].must_repeat and self.resident[buffer] and not self.pinned[buffer]:
+                if self._price(buffer) is not None:
+                    self._evict(buffer)
+
+    # -- running
+
+    def _run_with_operands(self, operator: int) -> bool:
+        """Run an operator behind those whose results it needs and are not there."""
+        tasks = [operator]
+        self._lock(operator)
+        while tasks:
+            task = tasks[-1]
+            missing = next((b for b in self.operators[task].reads if not self.resident[b]), None)
+            if missing is None:
+                tasks.pop()
+                if not self._run(task):
+                    return False
+                continue
+            maker = self.maker[missing]
+            if self.runs[maker] >= self.operators[maker].runs_at_most or len(tasks) > len(self.operators):
+                return False
+            tasks.append(maker)
+            self._lock(maker)
+        return True
+
+    def _lock(self, operator: int) -> None:
+        for buffer in self.operators[operator].reads:
+            self.locks[buffer] += 1
+
+    def _run(self, index: int) -> bool:
+        operator = self.operators[index]
+        made = operator.remakes if self.runs[index] else operator.makes
+        if not operator.is_loop:
+            self._end_call()
+        needed = operator.scratch_bytes + sum(self.size[buffer] for buffer in made)
+        if not self._make_room(needed):
+            return False
+        self.runs[index] += 1
+        self.order_run.append(index)
+        for buffer in made:
+            if not self.resident[buffer] and self._is_wanted(buffer):
+                self._make_resident(buffer)
+        for buffer in operator.reads:
+            uses = self.uses[buffer]
+            while uses and uses[-1] <= self.place and index == self.order[self.place]:
+                uses.pop()
+        self.call += operator.reads
+        if not operator.is_loop:
+            self._end_call()
+        return True
+
+    def _end_call(self) -> None:
+        for buffer in self.call:
+            self.locks[buffer] -= 1
+            self._release(buffer)
+        self.call.clear()
+
+    def _is_wanted(self, buffer: int) -> bool:
+        return bool(self.uses[buffer] or self.waiting[buffer] or self.locks[buffer] or self.pinned[buffer])
+
+    def _make_resident(self, buffer: int) -> None:
+        self.resident[buffer] = True
+        self.live += self.size[buffer]
+        if self.evicted[buffer]:
+            self.evicted[buffer] = False
+            self.around.leave(buffer, self._seconds(buffer))
+            for operand in self.operators[self.maker[buffer]].reads:
+                self.waiting[operand] -= 1
+                self._release(operand)
+        if not self.pinned[buffer] and self.size[buffer]:
+            heapq.heappush(self.queue, (0.0, buffer))
+
+    def _release(self, buffer: int) -> None:
+        """Free a buffer of which nothing is known that needs it."""
+        if self.resident[buffer] and not self._is_wanted(buffer):
+            self.resident[buffer] = False
+            self.live -= self.size[buffer]
+
+    # -- evicting
+
+    def _make_room(self, needed: int) -> bool:
+        locked = []
+        while self.live + needed > self.budget and self.queue:
+            price, buffer = heapq.heappop(self.queue)
+            if not self.resident[buffer]:
+                continue
+            if self.locks[buffer]:
+                locked.append((price, buffer))
+                continue
+            now = self._price(buffer)
+            if now is None:
+                continue
+            if now > price:
+                heapq.heappush(self.queue, (now, buffer))
+                continue
+            self._evict(buffer)
+        for entry in locked:
+            heapq.heappush(self.queue, entry)
+        return self.live + needed <= self.budget
+
+    def _price(self, buffer: int) -> float | None:
+        """What evicting a buffer costs per byte; None if it could not be had again."""
+        maker = self.operators[self.maker[buffer]]
+        if self.runs[self.maker[buffer]] >= maker.runs_at_most:
+            return None
+        seconds = self._seconds(buffer)
+        around = {}
+        for operand in maker.reads:
+            if self.evicted[operand]:
+                around[self.around.find(operand)] = None
+            elif not self.resident[operand]:
+                lost = self._lost(operand)
+                if lost is None:
+                    return None
+                seconds += sum(map(self._seconds, lost))
+        for reader in self.readers[buffer]:
+            for made in self.operators[reader].makes:
+                if self.evicted[made]:
+                    around[self.around.find(made)] = None
+        seconds += sum(self.around.seconds[each] for each in around)
+        distance = max(1, self._next_use(buffer) - self.place)
+        return float(seconds / (self.size[buffer] * distance**self.power))
+
+    def _seconds(self, buffer: int) -> float:
+        return self.prices[self.maker[buffer]]
+
+    def _next_use(self, buffer: int) -> int:
+        known = [use for use in (*self.uses[buffer][-1:], self.needed_at[buffer]) if use > self.place]
+        return min(known, default=len(self.order))
+
+    def _lost(self, buffer: int) -> list[int] | None:
+        """A buffer that is gone and was not evicted, with those that it needs; None if it can't be had."""
+        found: dict[int, None] = {}
+        stack = [buffer]
+        while stack:
+            each = stack.pop()
+            if self.resident[each] or self.evicted[each] or each in found:
+                continue
+            maker = self.maker[each]
+            if self.runs[maker] >= self.operators[maker].runs_at_most:
+                return None
+            found[each] = None
+            stack.extend(self.operators[maker].reads)
+        return list(found)
+
+    def _evict(self, buffer: int) -> None:
+        self.resident[buffer] = False
+        self.live -= self.size[buffer]
+        needed_at = self._next_use(buffer)
+        stack = [buffer]
+        while stack:
+            each = stack.pop()
+            if self.evicted[each]:
+                continue
+            self.evicted[each] = True
+            self.around.enter(each, self._seconds(each), self._evicted_around(each))
+            for operand in self.operators[self.maker[each]].reads:
+                self.waiting[operand] += 1
+                self.needed_at[operand] = needed_at
+                if not self.resident[operand]:
+                    stack.append(operand)
+
+    def _evicted_around(self, buffer: int) -> Iterable[int]:
+        yield from (each for each in self.operators[self.maker[buffer]].reads if self.evicted[each])
+        for reader in self.readers[buffer]:
+            yield from (each for each in self.operators[reader].makes if self.evicted[each])
+
+
+class _DisjointSets:
+    """Connected evicted buffers with their seconds. Sets are never split, as Kirisame et al. have it."""
+
+    def __init__(self, count: int) -> None:
+        self.parent = list(range(count))
+        self.seconds = [0.0] * count
+
+    def find(self, element: int) -> int:
+        while self.parent[element] != element:
+            self.parent[element] = element = self.parent[self.parent[element]]
+        return element
+
+    def enter(self, element: int, seconds: float, neighbours: Iterable[int]) -> None:
+        """An element becomes part of its neighbours' set."""
+        root = self.find(element)
+        self.seconds[root] += seconds
+        for neighbour in neighbours:
+            other = self.find(neighbour)
+            if other != root:
+                self.parent[other] = root
+                self.seconds[root] += self.seconds[other]
+
+    def leave(self, element: int, seconds: float) -> None:
+        """An element counts no more; its set stays what it is."""
+        root = self.find(element)
+        self.seconds[root] = max(0.0, self.seconds[root] - seconds)
+
+
+def readers(condensed: Condensed) -> tuple[tuple[int, ...], ...]:
+    """For each buffer, the operators that read it, in order."""
+    found: list[list[int]] = [[] for _ in condensed.size]
+    for index, operator in enumerate(condensed.operators):
+        for buffer in operator.reads:
+            found[buffer].append(index)
+    return tuple(map(tuple, found))

@@ -1,0 +1,195 @@
+"""Retain: hold a buffer where there is room, and drop the recomputation that had it again.
+
+A plan that fits a budget has slack: between two runs of an operator the budget may leave room for its
+buffers all the way. Then the second run is dropped, and so are the runs that only served it. Dearest first,
+by seconds per byte, until nothing changes. The exact profile of the plan says where there is room.
+
+O(runs) per recomputation tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fxremat.planners.condensed import Condensed
+
+MAX_ROUNDS = 4
+
+
+def retain(condensed: Condensed, plan: Sequence[int], budget: int) -> tuple[int, ...]:
+    """The plan with as few recomputations as the budget has room for.
+
+    Args:
+        condensed: The graph.
+        plan: A plan.
+        budget: Bytes, tangents included; a plan that takes more comes back with no higher peak.
+    """
+    runs = Runs(condensed, plan)
+    budget = max(budget, runs.peak_bytes)
+    for _ in range(MAX_ROUNDS):
+        before = len(runs.plan())
+        for run in runs.by_worth():
+            if runs.is_there[run] and runs.fits_without(run, budget):
+                runs.drop(run)
+        if len(runs.plan()) == before:
+            break
+    return runs.plan()
+
+
+class Runs:
+    """A plan that can lose runs: who reads whom, and the live bytes at each run.
+
+    A run that was dropped keeps its place, so that places mean the same throughout.
+    """
+
+    def __init__(self, condensed: Condensed, plan: Sequence[int]) -> None:
+        self.condensed = condensed
+        self.operators = [condensed.operators[index] for index in plan]
+        self.indices = list(plan)
+        self.is_there = [True] * len(plan)
+        self.previous: list[int | None] = []  # the run of the same operator before
+        self.reads: list[dict[int, int]] = []  # buffer: the run that made it
+        self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it
+        self._resolve()
+        self.boundary = self._boundary()
+        self.first, self.last = self._calls()
+        self.live = self._profile()
+
+    def _resolve(self) -> None:
+        latest: dict[int, int] = {}
+        latest_run: dict[int, int] = {}
+        for run, operator in enumerate(self.operators):
+            self.reads.append({buffer: latest[buffer] for buffer in operator.reads})
+            for buffer, source in self.reads[run].items():
+                self.readers[source][buffer].append(run)
+            self.previous.append(latest_run.get(self.indices[run]))
+            made = operator.makes if self.previous[run] is None else operator.remakes
+            self.readers.append({buffer: [] for buffer in made})
+            latest.update(dict.fromkeys(made, run))
+            latest_run[self.indices[run]] = run
+
+    def _boundary(self) -> int:
+        forward = self.condensed.boundary
+        firsts = (r for r, before in enumerate(self.previous) if before is None and self.indices[r] < forward)
+        return max(firsts, default=-1) + 1
+
+    def _calls(self) -> tuple[list[int], list[int]]:
+        """For each run the first and the last of the call that it is a part of."""
+        first, last = list(range(len(self.operators))), list(range(len(self.operators)))
+        for run in range(1, len(first)):
+            if self.operators[run].is_loop and self.operators[run - 1].is_loop and run != self.boundary:
+                first[run] = first[run - 1]
+        for run in reversed(range(len(last) - 1)):
+            if first[run + 1] == first[run]:
+                last[run] = last[run + 1]
+        return first, last
+
+    def _profile(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        change = np.zeros(len(self.operators) + 1, dtype=np.int64)
+        change[self.boundary] += self.condensed.graph.tangent_bytes
+        for run, operator in enumerate(self.operators):
+            change[run] += operator.scratch_bytes
+            change[run + 1] -= operator.scratch_bytes
+            for buffer in self.readers[run]:
+                change[self.first[run]] += self.condensed.size[buffer]
+                change[self.death(run, buffer) + 1] -= self.condensed.size[buffer]
+        return np.cumsum(change[:-1])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest live bytes."""
+        return int(self.live.max(initial=0))
+
+    def plan(self) -> tuple[int, ...]:
+        """The runs that are left."""
+        return tuple(index for index, is_there in zip(self.indices, self.is_there, strict=True) if is_there)
+
+    def death(self, run: int, buffer: int) -> int:
+        """The last run at which a buffer of a run is live."""
+        if self.condensed.pinned[buffer] and self.previous[run] is None:
+            return len(self.operators) - 1
+        return self.last[max(self.readers[run][buffer], default=run)]
+
+    def by_worth(self) -> list[int]:
+        """The recomputations, those that take the most seconds per byte first, what serves them included."""
+
+        def worth(run: int) -> tuple[float, int]:
+            held = sum(self.condensed.size[buffer] for buffer, by in self.readers[run].items() if by)
+            return (-self._seconds(run) / held if held else -np.inf, run)
+
+        again = [r for r, before in enumerate(self.previous) if before is not None and self.is_there[r]]
+        return sorted(again, key=worth)
+
+    def _seconds(self, run: int) -> float:
+        """Seconds of a run and of the recomputations that serve it alone."""
+        total, stack = 0.0, [run]
+        while stack:
+            each = stack.pop()
+            total += self.operators[each].seconds * self.operators[each].worth
+            for buffer, source in self.reads[each].items():
+                is_alone = all(
+                    by == [each] if made == buffer else not by for made, by in self.readers[source].items()
+                )
+                if self.previous[source] is not None and is_alone:
+                    stack.append(source)
+        return total
+
+    def fits_without(self, run: int, budget: int) -> bool:
+        """Whether what a run makes could be held since it was last made."""
+        before = self._before(run)
+        operator = self.operators[run]
+        if operator.must_repeat and before < self.boundary <= run:
+            return False
+        needed = [buffer for buffer, by in self.readers[run].items() if by]
+        if any(buffer not in self.readers[before] for buffer in needed):
+            return False
+        gaps = sorted((self.death(before, buffer) + 1, self.condensed.size[buffer]) for buffer in needed)
+        held = 0
+        for (first, size), (end, _) in zip(gaps, [*gaps[1:], (run, 0)], strict=True):
+            held += size
+            last = max(first, min(end, self.first[run]))
+            if last > first and int(self.live[first:last].max()) + held > budget:
+                return False
+        return True
+
+    def _before(self, run: int) -> int:
+        """The run of the same operator before that is still there."""
+        before = self.previous[run]
+        assert before is not None, "only a recomputation has a run before"
+        return before if self.is_there[before] else self._before(before)
+
+    def drop(self, run: int) -> None:
+        """Leave a recomputation out, and then what nobody reads any more."""
+        before = self._before(run)
+        for buffer, by in self.readers[run].items():
+            size, birth = self.condensed.size[buffer], self.first[run]
+            if not by:
+                self._change(birth, self.last[run], -size)
+                continue
+            first = self.death(before, buffer) + 1
+            self._change(first, birth - 1, size)
+            self._change(birth, min(first - 1, self.last[max(by)]), -size)  # where both were held
+            self.readers[before][buffer] = sorted(self.readers[before][buffer] + by)
+            for reader in by:
+                self.reads[reader][buffer] = before
+        self._forget(run)
+
+    def _forget(self, run: int) -> None:
+        """Take a run out whose buffers are all somebody else's by now, or nobody's."""
+        self.is_there[run] = False
+        self._change(run, run, -self.operators[run].scratch_bytes)
+        for buffer, source in self.reads[run].items():
+            last = self.death(source, buffer)
+            self.readers[source][buffer].remove(run)
+            self._change(self.death(source, buffer) + 1, last, -self.condensed.size[buffer])
+            if self.previous[source] is not None and not any(self.readers[source].values()):
+                if self.is_there[source]:
+                    for made in self.readers[source]:
+                        self._change(self.first[source], self.last[source], -self.condensed.size[made])
+                    self._forget(source)
+
+    def _change(self, first: int, last: int, size: int) -> None:
+        if last >= first:
+            self.live[first : last + 1] += size
