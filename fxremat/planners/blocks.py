@@ -87,7 +87,9 @@ def cuts(condensed: Condensed) -> list[tuple[int, int]]:
     minima = [
         index
         for index in range(boundary - 1)
-        if index in alters and widths[max(index - 1, 0)] >= widths[index] <= widths[index + 1]
+        if index in alters
+        and widths[max(index - 1, 0)] >= widths[index]
+        and (index == boundary - 2 or widths[index] <= widths[index + 1])
     ]
     return [(index + 1, widths[index]) for index in _narrow(minima, widths)]
 
@@ -165,11 +167,16 @@ class _Divider:
         )
 
     def _assign(self) -> list[int]:
-        """For each backward operator its block: the last whose values it reads, and not behind its operands'.
+        """For each backward operator its block: as late a one as its operands in the backward allow.
 
-        One that needs no tangent runs with the first of its readers.
+        It has its forward operands at hand there: none is made later, and one is read by the block's forward.
+        An operator that needs no tangent runs with the first of its readers.
         """
         condensed, boundary = self.condensed, self.condensed.boundary
+        ends = [self.block[maker] if maker < boundary else 0 for maker in condensed.maker]
+        for index in range(boundary):
+            for buffer in condensed.operators[index].reads:
+                ends[buffer] = self.block[index]
         nodes = condensed.graph.nodes
         is_deferred = [nodes[each.members[0]].phase is Phase.DEFERRED for each in condensed.operators]
         found: dict[int, int] = {}
@@ -179,12 +186,12 @@ class _Divider:
             is_ordered = any(nodes[node].ordered for node in operator.members)
             if is_deferred[index] and not is_ordered:
                 continue
-            makers = [condensed.maker[buffer] for buffer in operator.reads]
-            forward = max(
-                (self.block[maker] for maker in makers if maker < boundary), default=len(self.firsts)
-            )
-            block = min([forward, *(found[maker] for maker in makers if maker in found)])
-            block = latest if block == len(self.firsts) else block
+            early = [buffer for buffer in operator.reads if condensed.maker[buffer] < boundary]
+            late = [found[maker] for maker in map(condensed.maker.__getitem__, operator.reads) if maker in found]
+            block = min(late, default=len(self.firsts) - 1 if early else latest)
+            if early:
+                made = max(self.block[condensed.maker[buffer]] for buffer in early)
+                block = min(block, max(made, min(ends[buffer] for buffer in early)))
             if is_ordered:
                 block = latest_ordered = min(block, latest_ordered)
             found[index] = latest = block
