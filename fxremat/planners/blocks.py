@@ -187,7 +187,9 @@ class _Divider:
             if is_deferred[index] and not is_ordered:
                 continue
             early = [buffer for buffer in operator.reads if condensed.maker[buffer] < boundary]
-            late = [found[maker] for maker in map(condensed.maker.__getitem__, operator.reads) if maker in found]
+            late = [
+                found[maker] for maker in map(condensed.maker.__getitem__, operator.reads) if maker in found
+            ]
             block = min(late, default=len(self.firsts) - 1 if early else latest)
             if early:
                 made = max(self.block[condensed.maker[buffer]] for buffer in early)
