@@ -44,8 +44,25 @@ def plans(condensed: Condensed, budgets: Sequence[int] | None = None) -> list[Pl
     if budgets is not None:
         found = [plan for budget in budgets for table in tables for plan in table.fitting(budget)]
     else:
-        found = [plan for table in tables for plan in table.spread(POINTS // len(tables))]
+        found = [tables[table].plan(size) for table, size in _spread(tables)]
+        found += [table.plan(size) for table in tables for *_, size in table.curve()[:1]]
     return _undominated(found)
+
+
+def _spread(tables: Sequence[Table]) -> list[tuple[int, int]]:
+    """Tables and sizes whose plans lie evenly on the best curve of log seconds over log bytes."""
+    points = sorted((*point, number) for number, table in enumerate(tables) for point in table.curve())
+    best: list[tuple[float, float, int, int]] = []
+    for point in points:
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    places: Sequence[int] = range(len(best))
+    if len(best) > POINTS:
+        steps = [np.diff(np.log(np.maximum([point[axis] for point in best], 1e-12))) for axis in (0, 1)]
+        way = np.hypot(*(step / abs(step.sum()) for step in steps)).cumsum()
+        near = np.searchsorted(way, np.linspace(0.0, way[-1], POINTS)).tolist()
+        places = sorted({0, len(best) - 1, *near})
+    return [(best[place][3], best[place][2]) for place in places]
 
 
 def _undominated(found: Iterable[Plan]) -> list[Plan]:

@@ -196,20 +196,20 @@ class Table:
             if size == least or seconds[size] < seconds[size - 1]
         ]
 
-    def spread(self, points: int) -> list[Plan]:
-        """Plans that lie evenly on the curve of log seconds over log bytes."""
+    def curve(self) -> list[tuple[float, float, int]]:
+        """Bytes, seconds and size of all plans: as the table has them, bytes corrected by the two ends'."""
         steps = self._steps()
-        if len(steps) > points:
-            always = self.blocks.base_bytes + int(self.grown[-1])
-            x = np.log(always + self.unit * (1 + np.array(steps)))
-            y = np.log(self.table[self.ids[0, -1]][steps])
-            spans = (x[-1] - x[0] or 1.0), (y[0] - y[-1] or 1.0)
-            way = np.cumsum(
-                np.hypot(np.diff(x, prepend=x[0]) / spans[0], np.diff(y, prepend=y[0]) / spans[1])
-            )
-            wanted = np.linspace(0.0, way[-1], points)
-            steps = [steps[place] for place in dict.fromkeys(np.searchsorted(way, wanted).tolist())]
-        return [self.plan(step) for step in steps]
+        if not steps:
+            return []
+        always = self.blocks.base_bytes + int(self.grown[-1])
+        ends = steps[0], steps[-1]
+        errors = [self.plan(size).peak_bytes - always - self.unit * size for size in ends]
+        correction = np.interp(steps, ends, errors)
+        seconds = self.table[self.ids[0, -1]]
+        return [
+            (always + self.unit * size + float(error), float(seconds[size]), size)
+            for size, error in zip(steps, correction, strict=True)
+        ]
 
     def fitting(self, budget: int) -> list[Plan]:
         """The fastest plan that fits a budget; the sizes are tried by bisection."""
