@@ -291,13 +291,11 @@ class _Divider:
         """Whether an operator of the backward, or one of the forward that may run again, reads a buffer."""
         return buffer in self._read_again
 
-    @property
+    @functools.cached_property
     def _read_again(self) -> frozenset[int]:
-        if not hasattr(self, "_found_again"):
-            self._found_again = frozenset(
-                buffer
-                for index, operator in enumerate(self.condensed.operators)
-                if index >= self.condensed.boundary or operator.runs_at_most > 1
-                for buffer in operator.reads
-            )
-        return self._found_again
+        return frozenset(
+            buffer
+            for index, operator in enumerate(self.condensed.operators)
+            if index >= self.condensed.boundary or operator.runs_at_most > 1
+            for buffer in operator.reads
+        )

@@ -8,7 +8,6 @@ returned that no other beats.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -97,11 +96,12 @@ def _granularities(condensed: Condensed) -> list[Blocks]:
 
 
 def _few_blocks(condensed: Condensed, every: Sequence[tuple[int, int]], work: float) -> Blocks:
-    for stride in itertools.count(1):
+    stride = 1
+    while True:
         blocks = divide(condensed, narrowest(every, stride))
         if len(blocks.kinds) == 1 or _work(blocks.kinds, work / SLOTS) <= work / SLOTS:
             return blocks
-    raise AssertionError
+        stride += 1 + stride // 4
 
 
 def _work(kinds: Sequence[int], limit: float) -> int:

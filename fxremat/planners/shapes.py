@@ -272,7 +272,7 @@ class _Analysis:
         """From nothing on, keep what saves most per byte, without what saves nothing any more."""
         kept = set(free)
         now = self._recomputation(kept)
-        found = {}
+        grown: list[frozenset[int]] = []
 
         def worth(buffer: int) -> float:
             return (self._recomputation(kept | {buffer}) - now) / self.local.sizes[buffer]
@@ -282,11 +282,11 @@ class _Analysis:
                 break
             kept.add(buffer)
             now = self._recomputation(kept)
-            lean = self._without_useless(kept, free)
-            found[lean] = now
-        return found
+            grown.append(frozenset(kept))
+        lean = [self._without_useless(each, free) for each in _evenly(grown)]
+        return {each: self._recomputation(each) for each in lean}
 
-    def _without_useless(self, kept: set[int], free: frozenset[int]) -> frozenset[int]:
+    def _without_useless(self, kept: frozenset[int], free: frozenset[int]) -> frozenset[int]:
         """What is kept, without what saves nothing."""
         now = self._recomputation(kept)
         lean = set(kept)
@@ -297,7 +297,7 @@ class _Analysis:
 
     def _shrink(self, free: frozenset[int], weighed: Iterable[int]) -> dict[frozenset[int], float]:
         """From everything that the backward reads on, drop what costs least per byte."""
-        kept = set(self._without_useless({*free, *weighed}, free))
+        kept = set(self._without_useless(frozenset((*free, *weighed)), free))
         now = self._recomputation(kept)
         found = {frozenset(kept): now}
 
@@ -333,7 +333,12 @@ def _undominated(
     for kept in sorted(seconds, key=lambda kept: (size[kept], seconds[kept], sorted(kept))):
         if not best or seconds[kept] < seconds[best[-1]]:
             best.append(kept)
-    if len(best) <= MAX_OPTIONS:
-        return best
-    places = (round(each * (len(best) - 1) / (MAX_OPTIONS - 1)) for each in range(MAX_OPTIONS))
-    return [best[place] for place in places]
+    return _evenly(best)
+
+
+def _evenly(choices: list[frozenset[int]]) -> list[frozenset[int]]:
+    """At most ``MAX_OPTIONS`` of the choices, the first and the last among them."""
+    if len(choices) <= MAX_OPTIONS:
+        return choices
+    places = (round(each * (len(choices) - 1) / (MAX_OPTIONS - 1)) for each in range(MAX_OPTIONS))
+    return [choices[place] for place in places]
