@@ -1,0 +1,161 @@
+"""Plans of least time for all memory sizes at once, by a dynamic programme over blocks.
+
+The forward is cut into blocks (``blocks.py``), whose options are weighed by themselves (``shapes.py``). The
+dynamic programme over them (``table.py``) knows the least time for every memory size. It is solved for finer
+and coarser blocks, and with finer and coarser units of bytes; every plan is measured exactly, and those are
+returned that no other beats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fxremat.planners.blocks import Blocks, cuts, divide, narrowest
+from fxremat.planners.condensed import Condensed
+from fxremat.planners.table import Intervals, Plan, Table
+
+SLOTS = 320  # memory sizes that are told apart, unless a few more make all bytes whole numbers of them
+EXACT_SLOTS = 1200
+FINER = 6  # a second table serves budgets below this part of the first one's, for which its units are coarse
+MAX_WORK = 8e6  # additions in a table; bounds the planner's time
+COARSER = 8  # how much less work the coarser blocks make
+POINTS = 24  # plans that are made if no budgets are given
+
+
+def plans(condensed: Condensed, budgets: Sequence[int] | None = None) -> list[Plan]:
+    """Plans of little time for their memory.
+
+    Args:
+        condensed: The graph.
+        budgets: Bytes that plans are wanted for; None: about ``POINTS`` between the least and the most that
+            plans can use.
+
+    Returns:
+        By falling peak and rising time; for each budget that some plan fits, the fastest of those found.
+    """
+    if condensed.boundary == 0:
+        return []
+    tables = _tables(condensed)
+    if budgets is not None:
+        found = [plan for budget in budgets for table in tables for plan in table.fitting(budget)]
+    else:
+        found = [tables[table].plan(size) for table, size in _spread(tables)]
+        found += [table.plan(size) for table in tables for *_, size in table.curve()[:1]]
+    return _undominated(found)
+
+
+def _spread(tables: Sequence[Table]) -> list[tuple[int, int]]:
+    """Tables and sizes whose plans lie evenly on the best curve of log seconds over log bytes."""
+    points = sorted((*point, number) for number, table in enumerate(tables) for point in table.curve())
+    best: list[tuple[float, float, int, int]] = []
+    for point in points:
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    places: Sequence[int] = range(len(best))
+    if len(best) > POINTS:
+        steps = [np.diff(np.log(np.maximum([point[axis] for point in best], 1e-12))) for axis in (0, 1)]
+        way = np.hypot(*(step / abs(step.sum()) for step in steps)).cumsum()
+        near = np.searchsorted(way, np.linspace(0.0, way[-1], POINTS)).tolist()
+        places = sorted({0, len(best) - 1, *near})
+    return [(best[place][3], best[place][2]) for place in places]
+
+
+def _undominated(found: Iterable[Plan]) -> list[Plan]:
+    best: list[Plan] = []
+    for plan in sorted(found):
+        if not best or plan.seconds < best[-1].seconds:
+            best.append(plan)
+    return best[::-1]
+
+
+def _tables(condensed: Condensed) -> list[Table]:
+    """Tables of finer and coarser blocks, each for all sizes and, if those are rounded, for small ones."""
+    tables = []
+    for blocks in _granularities(condensed):
+        most = _keep_all_bytes(blocks)
+        unit, slots = _unit(blocks, most)
+        tables.append(Table(blocks, unit, slots))
+        if unit > _divisor(blocks):
+            tables.append(Table(blocks, *_unit(blocks, most // FINER)))
+    return tables
+
+
+def _granularities(condensed: Condensed) -> list[Blocks]:
+    """The graph in blocks: so many of the narrow cuts used that the table stays small, and far fewer."""
+    every = cuts(condensed)
+    found: list[Blocks] = []
+    for work in (MAX_WORK, MAX_WORK / COARSER):
+        blocks = _few_blocks(condensed, every, work)
+        if not found or len(blocks.kinds) < len(found[-1].kinds):
+            found.append(blocks)
+    return found
+
+
+def _few_blocks(condensed: Condensed, every: Sequence[tuple[int, int]], work: float) -> Blocks:
+    stride = 1
+    while True:
+        blocks = divide(condensed, narrowest(every, stride))
+        if len(blocks.kinds) == 1 or _work(blocks.kinds, work / SLOTS) <= work / SLOTS:
+            return blocks
+        stride += 1 + stride // 4
+
+
+def _work(kinds: Sequence[int], limit: float) -> int:
+    """The summed lengths of all distinct sequences of shapes, at least up to a limit."""
+    total, ids = 0, Intervals(kinds)
+    for length in range(1, len(kinds) + 1):
+        total += length * len(ids.distinct(length))
+        if total > limit:
+            break
+    return total
+
+
+def _keep_all_bytes(blocks: Blocks) -> int:
+    """What is free at the end, at most, if a plan recomputes nothing from some block on."""
+    need = grown = most = 0
+    for kind in reversed(blocks.kinds):
+        shape = blocks.shapes[kind]
+        option = shape.options[-1]
+        need = max(need + option.kept_bytes, option.forward_bytes, option.backward_bytes + grown)
+        grown += shape.grown_bytes
+        most = max(most, need - grown)
+    return most
+
+
+def _sizes(blocks: Blocks) -> npt.NDArray[np.int64]:
+    """All bytes that are rounded, each as often as it counts."""
+    found: list[int] = []
+    for kind in blocks.kinds:
+        shape = blocks.shapes[kind]
+        found += [size for size, _ in shape.leaving]
+        found += [abs(shape.grown_bytes), shape.advance.forward_bytes, shape.alone.backward_bytes]
+        for option in shape.options:
+            found += [option.kept_bytes, option.forward_bytes, option.backward_bytes]
+    return np.array([size for size in found if size], dtype=np.int64)
+
+
+def _divisor(blocks: Blocks) -> int:
+    return math.gcd(*map(int, _sizes(blocks))) or 1
+
+
+def _unit(blocks: Blocks, most: int) -> tuple[float, int]:
+    """Bytes of a slot and their number: those between SLOTS / 2 and SLOTS that round best."""
+    divisor = _divisor(blocks)
+    if most <= divisor * EXACT_SLOTS:
+        return divisor, most // divisor + 1
+    sizes = _sizes(blocks)
+    sizes = sizes[sizes <= most]
+    coarsest = 2 * most / SLOTS
+    large = sizes[sizes >= coarsest / 2]
+    common = np.unique(large, return_counts=True)
+    wholes = common[0][np.argsort(-common[1], kind="stable")[:8]]
+    parts = [size / count for size in wholes for count in range(1, 65)]
+    tried = [*parts, *np.linspace(coarsest / 2, coarsest, 64)]
+    tried = [float(unit) for unit in tried if coarsest / 2 <= unit <= coarsest]
+    errors = [np.abs(np.rint(sizes / unit) * unit - sizes).sum() for unit in tried]
+    unit = tried[int(np.argmin(errors))]
+    return unit, int(most / unit) + 1

@@ -1,0 +1,344 @@
+"""Shapes: what a block of operators needs in bytes and seconds, by itself, for each choice of what it keeps.
+
+A block is run forward from its input, once or several times, and backward once. Buffers and operators are
+numbered within the block; what lives elsewhere costs nothing here. See ``blocks.py`` for the terms.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+MAX_OPTIONS = 12  # of each block
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A block by itself. Operators are numbered through forward and backward, buffers as they are met.
+
+    Attributes:
+        forward: How many operators the forward has.
+        reads: The buffers that each operator reads, of those that are counted here.
+        makes: The buffers that the first run of each operator allocates.
+        remakes: The buffers that further runs allocate.
+        seconds: What each operator takes.
+        worth: The weight of seconds of a repetition.
+        scratch: Bytes that each operator allocates and frees while it runs.
+        must_repeat: Whether what the first run of an operator makes may not be kept.
+        sizes: Bytes of each buffer.
+        spans: For each buffer that the forward makes, for how many blocks behind this one it is held; for one
+            of the backward, 1 if it outlives the block; for one of an earlier block that dies in this
+            forward, how many blocks before this one it was made.
+        own: How many of the buffers are made here; the others die here.
+        released: Bytes of held buffers that are free when the backward has run.
+        is_last: Whether no block follows.
+    """
+
+    forward: int
+    reads: tuple[tuple[int, ...], ...]
+    makes: tuple[tuple[int, ...], ...]
+    remakes: tuple[tuple[int, ...], ...]
+    seconds: tuple[float, ...]
+    worth: tuple[float, ...]
+    scratch: tuple[int, ...]
+    must_repeat: tuple[bool, ...]
+    sizes: tuple[int, ...]
+    spans: tuple[int, ...]
+    own: int
+    released: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a block costs if certain buffers are kept from its forward to its backward.
+
+    Attributes:
+        kept_bytes: Bytes that are held between, what the next block reads included.
+        forward_bytes: The highest live bytes of its forward.
+        backward_bytes: The highest live bytes of its backward, recomputation included.
+        again_seconds: What the forward takes if it is not the first; weighted.
+        backward_seconds: What the backward takes, recomputation included; weighted.
+        again: The operators of a forward that is not the first.
+        backward: The operators of the backward, recomputation included.
+    """
+
+    kept_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    again_seconds: float
+    backward_seconds: float
+    again: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What blocks of one shape cost.
+
+    Attributes:
+        options: By rising bytes and falling seconds of the backward, nothing kept first.
+        alone: The backward with nothing at hand but the input, not even what the next block reads.
+        advance: A forward of which nothing is kept but what later blocks read.
+        seconds: What the first forward takes.
+        forward: How many operators the forward has.
+        dying_bytes: By how much ``advance`` needs less if the input may be freed as soon as it was read.
+        reach: How many blocks before this one the oldest input was made that dies in this forward.
+        grown_bytes: By how much the backward changes what is live; may be negative.
+        leaving: Bytes and spans of what later blocks read.
+    """
+
+    options: tuple[Option, ...]
+    alone: Option
+    advance: Option
+    seconds: float
+    forward: int
+    dying_bytes: int
+    reach: int
+    grown_bytes: int
+    leaving: tuple[tuple[int, int], ...]
+
+
+def analyse(local: Local) -> Shape:
+    """The shape of a block."""
+    return _Analysis(local).shape()
+
+
+class _Analysis:
+    """A block, its operators looked at from every side."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+        self.count = len(local.reads)
+        self.maker = {buffer: index for index in range(self.count) for buffer in local.makes[index]}
+        self.is_forward = [
+            buffer < local.own and self.maker[buffer] < local.forward for buffer in range(len(local.sizes))
+        ]
+        self.leaving = frozenset(
+            buffer for buffer in range(local.own) if self.is_forward[buffer] and local.spans[buffer] > 0
+        )
+        backward = range(local.forward, self.count)
+        self.read_late = [
+            buffer
+            for buffer in dict.fromkeys(buffer for index in backward for buffer in local.reads[index])
+            if self.is_forward[buffer]
+        ]
+        self.weighted = [seconds * worth for seconds, worth in zip(local.seconds, local.worth, strict=True)]
+
+    def shape(self) -> Shape:
+        local = self.local
+        options = [self._option(kept | self.leaving) for kept in self._choices()]
+        held = self._forward_bytes(self.leaving)
+        dying = [buffer for buffer in range(local.own, len(local.sizes)) if local.spans[buffer] > 0]
+        input_bytes = sum(local.sizes[buffer] for buffer in dying)
+        freed = self._peak(range(local.forward), dying, self.leaving)
+        made_late = [buffer for buffer in range(local.own) if not self.is_forward[buffer]]
+        grown = sum(local.sizes[buffer] for buffer in made_late if local.spans[buffer])
+        gone = [b for b in range(local.own, len(local.sizes)) if local.spans[b] == 0]
+        grown -= sum(local.sizes[buffer] for buffer in gone) + local.released
+        return Shape(
+            tuple(options),
+            self._option(frozenset()),
+            self._option(self.leaving),
+            sum(local.seconds[: local.forward]),
+            local.forward,
+            input_bytes + held - freed,
+            max((local.spans[buffer] for buffer in dying), default=0),
+            grown,
+            tuple((local.sizes[buffer], local.spans[buffer]) for buffer in sorted(self.leaving)),
+        )
+
+    # -- what is run
+
+    def _needed(self, wanted: Iterable[int], at_hand: frozenset[int] | set[int]) -> list[int]:
+        """The operators that make the wanted buffers from those at hand, in order."""
+        found: set[int] = set()
+        stack = [self.maker[buffer] for buffer in wanted if buffer not in at_hand]
+        while stack:
+            index = stack.pop()
+            if index in found:
+                continue
+            found.add(index)
+            for buffer in self.local.reads[index]:
+                if self.is_forward[buffer] and buffer not in at_hand:
+                    stack.append(self.maker[buffer])
+        return sorted(found)
+
+    def _backward(self, at_hand: frozenset[int]) -> list[int]:
+        """The backward's operators, each behind those that make what it misses."""
+        have = set(at_hand)
+        order = []
+        for index in range(self.local.forward, self.count):
+            reads = [buffer for buffer in self.local.reads[index] if self.is_forward[buffer]]
+            for each in self._needed(reads, have):
+                order.append(each)
+                have.update(self.local.remakes[each])
+            order.append(index)
+        return order
+
+    def _option(self, at_hand: frozenset[int]) -> Option:
+        """The option to hold certain buffers between forward and backward."""
+        local = self.local
+        again = tuple(self._needed(sorted(at_hand), frozenset()))
+        backward = tuple(self._backward(at_hand))
+        late = sum(local.seconds[local.forward :])
+        gone = [b for b in range(local.own, len(local.sizes)) if local.spans[b] == 0]
+        outlive = [b for b in range(local.own) if not self.is_forward[b] and local.spans[b]]
+        credit = sum(local.sizes[buffer] for buffer in gone)
+        return Option(
+            sum(local.sizes[buffer] for buffer in at_hand),
+            self._forward_bytes(at_hand),
+            self._peak(backward, [*sorted(at_hand), *gone], outlive) - credit,
+            sum(self.weighted[index] for index in again),
+            late + sum(self.weighted[index] for index in backward if index < local.forward),
+            again,
+            backward,
+        )
+
+    # -- what is live
+
+    def _forward_bytes(self, kept: Iterable[int]) -> int:
+        return self._peak(range(self.local.forward), (), kept)
+
+    def _peak(self, order: Sequence[int], at_hand: Iterable[int], kept: Iterable[int]) -> int:
+        """The highest live bytes of a sequence of operators.
+
+        Args:
+            order: The operators.
+            at_hand: Buffers that are there before; each is freed behind its last read.
+            kept: Buffers that are there afterwards.
+        """
+        local = self.local
+        latest: dict[int, int] = {}
+        lives: list[tuple[int, int, int]] = []  # buffer, birth, death
+        deaths: list[int] = []
+
+        def bear(buffer: int, step: int) -> None:
+            latest[buffer] = len(lives)
+            lives.append((buffer, step, step))
+            deaths.append(step)
+
+        for buffer in at_hand:
+            bear(buffer, -1)
+        has_run = set()
+        is_backward = bool(order) and order[-1] >= local.forward
+        for step, index in enumerate(order):
+            for buffer in local.reads[index]:
+                if buffer in latest:
+                    deaths[latest[buffer]] = step
+            again = index < local.forward and (is_backward or index in has_run)
+            for buffer in local.remakes[index] if again else local.makes[index]:
+                bear(buffer, step)
+            has_run.add(index)
+        for buffer in kept:
+            if buffer in latest:
+                deaths[latest[buffer]] = len(order)
+        change = [0] * (len(order) + 2)
+        for (buffer, birth, _), death in zip(lives, deaths, strict=True):
+            if death >= 0:
+                change[max(birth, 0)] += local.sizes[buffer]
+                change[death + 1] -= local.sizes[buffer]
+        highest = live = 0
+        for step, index in enumerate(order):
+            live += change[step]
+            highest = max(highest, live + local.scratch[index])
+        return highest
+
+    # -- what is kept
+
+    def _choices(self) -> list[frozenset[int]]:
+        """What may be kept: nothing, then more and more by seconds saved per byte, from below and above."""
+        local = self.local
+        banned = {b for i in range(local.forward) if local.must_repeat[i] for b in local.makes[i]}
+        useful = [
+            buffer
+            for index in self._needed(self.read_late, self.leaving)
+            for buffer in local.remakes[index]
+            if buffer not in banned and buffer not in self.leaving
+        ]
+        free = frozenset(buffer for buffer in useful if local.sizes[buffer] == 0)
+        weighed = [buffer for buffer in useful if local.sizes[buffer]]
+        found = {free: self._recomputation(free)}
+        found |= self._grow(free, weighed)
+        found |= self._shrink(free, weighed)
+        return _undominated(found, {kept: sum(local.sizes[each] for each in kept) for kept in found})
+
+    def _recomputation(self, kept: frozenset[int] | set[int]) -> float:
+        """Weighted seconds of what is computed again."""
+        return sum(self.weighted[index] for index in self._needed(self.read_late, self.leaving | kept))
+
+    def _grow(self, free: frozenset[int], weighed: Iterable[int]) -> dict[frozenset[int], float]:
+        """From nothing on, keep what saves most per byte, without what saves nothing any more."""
+        kept = set(free)
+        now = self._recomputation(kept)
+        grown: list[frozenset[int]] = []
+
+        def worth(buffer: int) -> float:
+            return (self._recomputation(kept | {buffer}) - now) / self.local.sizes[buffer]
+
+        for buffer in _lazily(weighed, worth):
+            if worth(buffer) >= 0:
+                break
+            kept.add(buffer)
+            now = self._recomputation(kept)
+            grown.append(frozenset(kept))
+        lean = [self._without_useless(each, free) for each in _evenly(grown)]
+        return {each: self._recomputation(each) for each in lean}
+
+    def _without_useless(self, kept: frozenset[int], free: frozenset[int]) -> frozenset[int]:
+        """What is kept, without what saves nothing."""
+        now = self._recomputation(kept)
+        lean = set(kept)
+        for buffer in sorted(kept - free):
+            if self._recomputation(lean - {buffer}) <= now:
+                lean.discard(buffer)
+        return frozenset(lean)
+
+    def _shrink(self, free: frozenset[int], weighed: Iterable[int]) -> dict[frozenset[int], float]:
+        """From everything that the backward reads on, drop what costs least per byte."""
+        kept = set(self._without_useless(frozenset((*free, *weighed)), free))
+        now = self._recomputation(kept)
+        found = {frozenset(kept): now}
+
+        def loss(buffer: int) -> float:
+            return (self._recomputation(kept - {buffer}) - now) / self.local.sizes[buffer]
+
+        for buffer in _lazily(sorted(kept - free), loss):
+            kept.discard(buffer)
+            now = self._recomputation(kept)
+            found[frozenset(kept)] = now
+        return found
+
+
+def _lazily(buffers: Iterable[int], price: Callable[[int], float]) -> Iterator[int]:
+    """The buffers, the one of least price first; a price is found anew only where it may be the least."""
+    heap = [(price(buffer), buffer) for buffer in buffers]
+    heapq.heapify(heap)
+    while heap:
+        _, buffer = heap[0]
+        now = (price(buffer), buffer)
+        if len(heap) == 1 or now <= min(heap[1:3]):
+            heapq.heappop(heap)
+            yield buffer
+        else:
+            heapq.heapreplace(heap, now)
+
+
+def _undominated(
+    seconds: Mapping[frozenset[int], float], size: Mapping[frozenset[int], int]
+) -> list[frozenset[int]]:
+    """Choices that no other beats in bytes and seconds, evenly chosen if there are many."""
+    best: list[frozenset[int]] = []
+    for kept in sorted(seconds, key=lambda kept: (size[kept], seconds[kept], sorted(kept))):
+        if not best or seconds[kept] < seconds[best[-1]]:
+            best.append(kept)
+    return _evenly(best)
+
+
+def _evenly(choices: list[frozenset[int]]) -> list[frozenset[int]]:
+    """At most ``MAX_OPTIONS`` of the choices, the first and the last among them."""
+    if len(choices) <= MAX_OPTIONS:
+        return choices
+    places = (round(each * (len(choices) - 1) / (MAX_OPTIONS - 1)) for each in range(MAX_OPTIONS))
+    return [choices[place] for place in places]
