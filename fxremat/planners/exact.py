@@ -12,8 +12,7 @@ the states few:
 3. The bound on the seconds that are left: every operator that has not run, and every one that must run again
    for its value is needed and not live, and so on through the operands of those.
 
-The least peak is found first, by bisection with seconds left out. The peak of the plan within a budget, less
-a byte, is the next budget, until the least peak is reached. Seconds are added as whole numbers of a unit that
+The peak of the plan within a budget, less a byte, is the next budget, until none fits. Seconds are added as whole numbers of a unit that
 divides them all, so that equal sums are equal.
 
 Exponential in operators, so the number of states is bounded. A graph that takes more is refused: what this
@@ -55,15 +54,12 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
             f"or compiler='eager' with inplace=False; or take planner='auto'.",
         )
     search = _Search(problem, moves(problem))
-    lowest = search.lowest_peak()
     found: list[Solution] = []
     units: list[int] = []
     budget = search.everything_bytes
-    while budget >= lowest:
-        label = search.run(budget, search.units)
-        assert label is not None  # the lowest peak is one of an execution
+    while (label := search.run(budget)) is not None:
         solution = problem.evaluate(search.schedule(label), "exact")
-        assert solution.peak_bytes <= budget
+        assert solution.peak_bytes <= budget  # what the search counts is what the memory model does
         if units and label.units == units[-1]:
             del found[-1], units[-1]
         found.append(solution)
@@ -74,7 +70,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
 
 @dataclass(slots=True, eq=False)
 class _Label:
-    """A way to a state: what it took, and the last move with the values of its operator that it left alone."""
+    """A way to a state: what it took, and the last move with what it left alone."""
 
     live: int
     ran: int
@@ -107,26 +103,17 @@ class _Search:
         self.everything_bytes = problem.graph.tangent_bytes + sum(
             2 * sum(operator.allocates_bytes) for operator in self.operators
         )
+        self.least_bytes = self._least_peak_of_one_step()
         self.states = 0
 
     # -- the searches
 
-    def lowest_peak(self) -> int:
-        """The least peak of any schedule."""
-        nothing = [0] * len(self.operators)
-        low, high = self._least_peak_of_one_step(), self.everything_bytes
-        at = high
-        while True:
-            label = self.run(at, nothing)
-            low, high = (at + 1, high) if label is None else (low, label.peak_bytes)
-            if low >= high:
-                return high
-            at = (low + high) // 2
-
-    def run(self, budget: int, units: Sequence[int]) -> _Label | None:
+    def run(self, budget: int) -> _Label | None:
         """The fastest execution whose peak is at most so many bytes; None if there is none."""
         start = _Label(0, 0, 0, 0)
         labels: dict[int, list[_Label]] = {0: [start]}
+        if budget < self.least_bytes:
+            return None
         heap: list[tuple[float, int, int, int, _Label]] = [(0, 0, 0, 0, start)]
         count = 0
         while heap:
@@ -135,13 +122,13 @@ class _Search:
                 continue
             if label.ran & self.moves.all_runs == self.moves.all_runs and self._has_outputs(label):
                 return label
-            for after in self._moves(label, budget, units):
-                bound = self._bound(after, units)
+            for after in self._moves(label, budget):
+                bound = self._bound(after)
                 if bound == math.inf or not _enter(labels.setdefault(after.ran, []), after):
                     continue
                 count += 1
                 progress = -(after.ran & self.moves.all_runs).bit_count()
-                heapq.heappush(heap, (after.units + bound, after.peak_bytes, progress, count, after))
+                heapq.heappush(heap, (after.units + bound, progress, after.peak_bytes, count, after))
             self.states += 1
             if self.states > MAX_STATES:
                 raise _too_large(f"it gave up after {MAX_STATES:,} states")
@@ -157,7 +144,7 @@ class _Search:
 
     # -- moves
 
-    def _moves(self, label: _Label, budget: int, units: Sequence[int]) -> Iterator[_Label]:
+    def _moves(self, label: _Label, budget: int) -> Iterator[_Label]:
         """What may run next, and the state behind it."""
         live, ran = label.live, label.ran
         behind = self._is_behind(ran)
@@ -187,7 +174,7 @@ class _Search:
                 if not behind and self._is_behind(next_ran) and not self._lives(outputs, after):
                     continue
                 peak = max(label.peak_bytes, self.bytes(left) + allocated + budget - room)
-                taken = label.units + units[index]
+                taken = label.units + self.units[index]
                 yield _Label(after, next_ran, taken, peak, label, index, left & again)
 
     def _is_behind(self, ran: int) -> bool:
@@ -273,12 +260,12 @@ class _Search:
             pairs.update(dict.fromkeys(self.operators[index].either[place]))
         return values & ~made, tuple(pair for pair in pairs if not pair & made), waiting
 
-    def _bound(self, label: _Label, units: Sequence[int]) -> float:
+    def _bound(self, label: _Label) -> float:
         """No execution takes less from this state to the end; infinite where none gets there."""
         live, ran = label.live, label.ran
         values, pairs, waiting = self.missing(ran)
         behind = self._is_behind(ran)
-        total = sum(units[index] for index in waiting)
+        total = sum(self.units[index] for index in waiting)
         stack = _absent(values, pairs, live)
         seen = bits(waiting)
         while stack:
@@ -289,7 +276,7 @@ class _Search:
                 return math.inf
             if not seen >> index & 1:
                 seen |= 1 << index
-                total += units[index]
+                total += self.units[index]
                 stack += _absent(operator.reads[behind], operator.either[behind], live)
         return total
 
@@ -348,7 +335,8 @@ class _Search:
             needed[step] = True
         for step in reversed(range(len(order))):
             node = nodes[order[step]]
-            is_first = node.phase is Phase.FORWARD and not binding.is_mirror[step]
+            has_mark = node.phase is Phase.FORWARD or node.creates != node.recreates
+            is_first = has_mark and not binding.is_mirror[step]  # another first run would change something
             if not (needed[step] or node.ordered or is_first or left[order[step]] == 1):
                 left[order[step]] -= 1
                 continue
