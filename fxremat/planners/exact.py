@@ -38,6 +38,7 @@ from fxremat.schedule import Schedule, bind, validate
 
 MAX_OPERATORS = 64  # beyond this no search is begun
 MAX_STATES = 1_000_000  # of all searches together; bounds the planner's time and memory
+RUN = 1 << 32  # a unit of time in units of runs: of two plans that take the same time, that of fewer runs
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
@@ -60,10 +61,10 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     while (label := search.run(budget)) is not None:
         solution = problem.evaluate(search.schedule(label), "exact")
         assert solution.peak_bytes <= budget  # what the search counts is what the memory model does
-        if units and label.units == units[-1]:
+        if units and label.units // RUN == units[-1]:
             del found[-1], units[-1]
         found.append(solution)
-        units.append(label.units)
+        units.append(label.units // RUN)
         budget = solution.peak_bytes - 1
     return tuple(found)
 
@@ -76,6 +77,7 @@ class _Label:
     ran: int
     units: int
     peak_bytes: int
+    unread: int
     parent: _Label | None = None
     operator: int = -1
     stays: int = 0
@@ -96,6 +98,7 @@ class _Search:
         self.producer = {
             v: i for i, each in enumerate(self.operators) for v in indices(each.makes | each.remakes)
         }
+        self.alone = _union_alone(self.operators)
         self.twins = [1 << value | twin for value, twin in enumerate(moves.twin) if twin]
         self.useful = functools.cache(self._useful)
         self.missing = functools.cache(self._missing)
@@ -110,7 +113,7 @@ class _Search:
 
     def run(self, budget: int) -> _Label | None:
         """The fastest execution whose peak is at most so many bytes; None if there is none."""
-        start = _Label(0, 0, 0, 0)
+        start = _Label(0, 0, 0, 0, 0)
         labels: dict[int, list[_Label]] = {0: [start]}
         if budget < self.least_bytes:
             return None
@@ -160,7 +163,8 @@ class _Search:
             useful = self.useful(next_ran)
             if not is_first and not made & useful & ~live:
                 continue
-            held = self._read(operator, live, behind) | pinned
+            read = self._read(operator, live, behind)
+            held = read | pinned | (label.unread & self.alone)
             allocated = operator.allocates_bytes[not is_first]
             again = 0 if is_first else made | operator.replaces
             replaced = self._replaced(live, again, pinned)
@@ -175,7 +179,8 @@ class _Search:
                     continue
                 peak = max(label.peak_bytes, self.bytes(left) + allocated + budget - room)
                 taken = label.units + self.units[index]
-                yield _Label(after, next_ran, taken, peak, label, index, left & again)
+                unread = (label.unread & ~read | made) & after
+                yield _Label(after, next_ran, taken, peak, unread, label, index, left & again)
 
     def _is_behind(self, ran: int) -> bool:
         return ran & self.moves.forward_runs == self.moves.forward_runs
@@ -281,8 +286,8 @@ class _Search:
         return total
 
     def _least_peak_of_one_step(self) -> int:
-        """The most bytes that an operator and what it reads take by themselves."""
-        found = 0
+        """The most bytes that an operator and what it reads take by themselves, or all outputs at the end."""
+        found = self.bytes(self.moves.outputs) + (self.graph.tangent_bytes if self.moves.late else 0)
         for operator in self.operators:
             behind = operator.is_backward
             held = operator.reads[behind]
@@ -386,11 +391,20 @@ def _enter(labels: list[_Label], new: _Label) -> bool:
     return True
 
 
+def _union_alone(operators: Sequence[Operator]) -> int:
+    """The values that are all that their operator makes, as many bytes each time."""
+    return union(
+        each.makes
+        for each in operators
+        if each.makes.bit_count() == 1 and len(set(each.allocates_bytes)) == 1
+    )
+
+
 def _units(seconds: Iterable[float]) -> list[int]:
     """The seconds as whole numbers of a unit that divides them all."""
     exact = [Fraction(each) for each in seconds]
     unit = math.lcm(*(each.denominator for each in exact))
-    return [int(each * unit) for each in exact]
+    return [int(each * unit) * RUN + 1 for each in exact]
 
 
 def _too_large(problem: str) -> InvalidOptionError:
