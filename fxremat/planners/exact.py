@@ -12,11 +12,14 @@ the states few:
 3. The bound on the seconds that are left: every operator that has not run, and every one that must run again
    for its value is needed and not live, and so on through the operands of those.
 
-The peak of the plan within a budget, less a byte, is the next budget, until none fits. Seconds are added as whole numbers of a unit that
-divides them all, so that equal sums are equal.
+The peak of the plan within a budget, less a byte, is the next budget, until none fits. Seconds are added as
+whole numbers of a unit that divides them all, so that equal sums are equal, and among equals fewer runs win.
+Every run then has its price, so the best schedule reads each value that it makes: what nothing has read yet
+is not dropped (but where a first run allocates more than a mirror, and so has a use of its own).
 
 Exponential in operators, so the number of states is bounded. A graph that takes more is refused: what this
-planner returns is proved. Left out: results in place and fused kernels, whose memory is not one of sets.
+planner returns is proved. Left out: results in place and fused kernels, whose memory is not one of sets, and
+what ``moves.py`` leaves out.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Terms:
     value: what may be live: a storage, or what a node without a storage computes. Sets of values, and sets
         of runs, are bits of an integer.
     operator: a node with the ``getitem`` that follow it and the free views of what it makes. A *free* view
-        takes no time and may run whenever its value is live; it runs behind each run of its operator.
+        takes no time, may run whenever its value is live and is not what ends the forward; it runs behind
+        each run of its operator.
     view operator: any other view. It has a value of its own, without bytes, that holds the storage.
     twins: two values for one storage that the user orders to be computed again: what the first run makes,
         and what a mirror makes. Behind the boundary the nodes of that order read the second one.
@@ -17,7 +18,8 @@ For these the newer one is a transient of its step: as long as the older one is 
 but that of an ordered value, which is a twin. A mirror of an operator with several outputs therefore makes
 all of them again, in place of those that are live, and what nobody will read dies at once.
 
-Linear in nodes and edges.
+Left out: schedules in which an output of an operator is not picked behind the operator's first run, but
+behind a mirror for the first time. Linear in nodes and edges.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ class _Contraction:
         assert node.shares is not None
         home = self.home[node.shares]
         available = {None, home}
-        if node.ordered or self._takes_something(index):
+        if node.ordered or self._takes_something(index) or self._ends_forward(index):
             return False
         if any(self.home[operand] not in available for operand in node.operands):
             return False
@@ -186,6 +188,13 @@ class _Contraction:
         if node.keep is not None or (node.at_least > 0 and operator.at_least == 0):
             return False
         return node.at_most is None or (operator.at_most is not None and operator.at_most <= node.at_most)
+
+    def _ends_forward(self, index: int) -> bool:
+        """Whether the forward may end with a view, however long ago its value was made."""
+        if self.nodes[index].phase is not Phase.FORWARD:
+            return False
+        users = [user for user in self.graph.users[index] if self.nodes[user].phase is Phase.FORWARD]
+        return all(self.nodes[user].leader == index and self._ends_forward(user) for user in users)
 
     def _takes_something(self, index: int) -> bool:
         scratch = self.graph.scratch_bytes
