@@ -40,6 +40,7 @@ LAYERS = (
     "cost",
     "planners.base",
     "planners.cuts",
+    "planners.sets",
     "planners.moves",
     "planners.*",
     "planners.auto",

@@ -36,7 +36,8 @@ from fractions import Fraction
 from fxremat.canonical import Phase
 from fxremat.errors import InvalidOptionError
 from fxremat.planners.base import Problem, Solution
-from fxremat.planners.moves import Moves, Operator, bits, indices, moves, union
+from fxremat.planners.moves import Moves, Operator, moves
+from fxremat.planners.sets import bits, enough, indices, union
 from fxremat.schedule import Schedule, bind, validate
 
 MAX_OPERATORS = 64  # beyond this no search is begun
@@ -211,25 +212,9 @@ class _Search:
         return found
 
     def _drops(self, droppable: int, needed_bytes: int) -> Iterator[int]:
-        """The sets of values that free so many bytes and of which no part would do."""
-        if needed_bytes <= 0:
-            yield 0
-            return
-        sizes = self.moves.value_bytes
-        values = sorted((v for v in indices(droppable) if sizes[v]), key=lambda v: (-sizes[v], v))
-        left = [0] * (len(values) + 1)
-        for at in reversed(range(len(values))):
-            left[at] = left[at + 1] + sizes[values[at]]
-        stack = [(0, 0, needed_bytes)]
-        while stack:
-            at, dropped, needed = stack.pop()
-            if needed <= 0:
-                yield dropped
-            elif left[at] >= needed:
-                value = values[at]
-                stack.append((at + 1, dropped, needed))
-                both = dropped | 1 << value | self.moves.holders[value]
-                stack.append((at + 1, both, needed - sizes[value]))
+        """What may be dropped to free so many bytes: as little as will do, along with the views of it."""
+        for dropped in enough(droppable, self.moves.value_bytes, needed_bytes):
+            yield dropped | union(self.moves.holders[value] for value in indices(dropped))
 
     def _bytes(self, live: int) -> int:
         return sum(self.moves.value_bytes[value] for value in indices(live))

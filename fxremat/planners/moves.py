@@ -24,14 +24,13 @@ behind a mirror for the first time. Linear in nodes and edges.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import or_
 
 from fxremat.canonical import Phase
 from fxremat.errors import InvalidOptionError
 from fxremat.planners.base import Problem
+from fxremat.planners.sets import bits, indices, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +98,6 @@ class Moves:
     outputs: int
     early: tuple[int, ...]
     late: tuple[int, ...]
-
-
-def bits(indices: Iterable[int]) -> int:
-    """The set of these numbers."""
-    return union(1 << index for index in indices)
-
-
-def union(sets: Iterable[int]) -> int:
-    """The union of sets."""
-    return functools.reduce(or_, sets, 0)
-
-
-def indices(members: int) -> Iterator[int]:
-    """The numbers in a set, ascending."""
-    while members:
-        lowest = members & -members
-        yield lowest.bit_length() - 1
-        members ^= lowest
 
 
 def moves(problem: Problem) -> Moves:
