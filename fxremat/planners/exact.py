@@ -40,8 +40,8 @@ from fxremat.planners.moves import Moves, Operator, moves
 from fxremat.planners.sets import bits, enough, indices, union
 from fxremat.schedule import Schedule, bind, validate
 
-MAX_OPERATORS = 64  # beyond this no search is begun
-MAX_STATES = 1_000_000  # of all searches together; bounds the planner's time and memory
+MAX_OPERATORS = 40  # beyond this no search is begun: none that large was seen to end
+MAX_STATES = 40_000  # of all searches together, a few milliseconds each; bounds the planner's time
 RUN = 1 << 32  # a unit of time in units of runs: of two plans that take the same time, that of fewer runs
 
 
