@@ -46,6 +46,8 @@ LAYERS = (
     "planners.replay",
     "planners.table",
     "planners.persistent",
+    "planners.sets",
+    "planners.moves",
     "planners.*",
     "planners.auto",
     "planners",

@@ -30,6 +30,8 @@ from fxremat.planners.recursive import mirror_counts, split, with_cuts
 from fxremat.planners.sublinear import algorithm_3, budgets
 from fxremat.schedule import Schedule, identity, validate
 
+OF_ANY_SIZE = [name for name in PLANNERS if name != "exact"]  # that one proves plans of small graphs
+
 
 def skip_connection() -> JointGraph:
     """s -> a -> b -> c -> d, where d reads s as well; the backward reads everything."""
@@ -68,7 +70,7 @@ def test_every_planner_makes_valid_solutions(planner: str, graph: JointGraph) ->
         assert solution.extra_seconds == solution.seconds - solution.lower_bound_seconds
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", OF_ANY_SIZE)
 @few(4)
 @given(network=networks())
 def test_every_planner_plans_a_model(planner: str, network: Network) -> None:
@@ -91,7 +93,7 @@ def all_plans() -> str:
     """Every solution of every planner for one model, a line each."""
     steps = [("gelu", -1, -1), ("layer_norm", -1, -1), ("linear", -1, -1), ("add", -1, -3), ("gate", -1, -2)]
     planning = problem(traced(Network(3 * steps)))
-    return "\n".join(each.to_json() for planner in PLANNERS.values() for each in planner(planning))
+    return "\n".join(each.to_json() for name in OF_ANY_SIZE for each in PLANNERS[name](planning))
 
 
 def test_planning_does_not_depend_on_hashes() -> None:

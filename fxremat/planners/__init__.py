@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from fxremat.planners import auto, drop_cheap, keep_all, min_cut, recursive, revolve, sublinear
+from fxremat.planners import auto, drop_cheap, exact, keep_all, min_cut, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution
 
 Planner: TypeAlias = Callable[[Problem], tuple[Solution, ...]]
@@ -21,6 +21,7 @@ PLANNERS: dict[str, Planner] = {
     "sublinear": sublinear.plan,
     "recursive": recursive.plan,
     "revolve": revolve.plan,
+    "exact": exact.plan,
 }
 
 __all__ = ["PLANNERS", "Planner", "Problem", "Solution"]
