@@ -6,9 +6,10 @@ within a round: the median of the ratios, with its 95 % confidence interval by o
 of ratios below the true median is binomial; no distribution of the times is assumed). The *noise* is what
 the same comparison makes of one program that is compiled and timed twice: how far from 1 the median is.
 
-fxremat stands where a peer does if its measured peak is not above the peer's. Of its plans there the
-fastest counts. It is *faster* or *slower* if 1 lies outside of the interval and the median is farther from 1
-than the noise; *equal* is the rest.
+fxremat stands where a peer does if its measured peak is not above the peer's. Of its plans there that one
+counts which is predicted to be the fastest, as it does when fxremat serves a budget: to pick the one that
+came out fastest would be to pick the luckiest. It is *faster* or *slower* if 1 lies outside of the interval
+and the median is farther from 1 than the noise; *equal* is the rest.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Candidate:
         problem: Empty, or why it was not timed: what it raised, or what of its step was wrong.
         peak_bytes: Measured peak of a step.
         seconds: Time of a step in each round.
+        rank: Of fxremat's, the order in which they count: by predicted time, Inductor's before eager's.
         details: Further figures, for the JSON only.
     """
 
@@ -48,6 +50,7 @@ class Candidate:
     problem: str = ""
     peak_bytes: int = 0
     seconds: tuple[float, ...] = ()
+    rank: tuple[float, ...] = ()
     details: dict[str, Any] | None = None
 
 
@@ -124,7 +127,7 @@ def _row(peer: Candidate, ours: Sequence[Candidate], candidates: Sequence[Candid
     fitting = [each for each in ours if each.peak_bytes <= peer.peak_bytes]
     if not fitting:
         return Row(peer.name, peer.peak_bytes, ratio, "", 0, math.nan, nothing, "not reached")
-    best = min(fitting, key=lambda each: time_ratio(each, candidates))
+    best = min(fitting, key=lambda each: each.rank)
     against = compared(best, peer)
     verdict = _verdict(against, noise(candidates))
     own = time_ratio(best, candidates)

@@ -157,7 +157,7 @@ class Race:
         finally:
             module.zero_grad(set_to_none=True)
             gc.collect()
-        found = Candidate(name, family, wrong, peak, (), {"first_step_seconds": seconds})
+        found = Candidate(name, family, wrong, peak, details={"first_step_seconds": seconds})
         if wrong:
             self.failed.append(found)
             return None
@@ -284,14 +284,20 @@ class Seeker:
         count = len(fxremat.reports())
         runner = self.race._add(name, OURS, prepare)
         own = fxremat.reports()[count:]
-        if runner is not None and own:
-            runner.found.details.update(
-                budget=budget,
-                graphs=len(own),
-                predicted_peak_bytes=own[-1].peak_bytes,
-                predicted_time_ratio=own[-1].solution.seconds / own[-1].baseline_seconds,
-                recomputed_nodes=sum(own[-1].solution.mirror_counts.values()),
-                planning_seconds=own[-1].planning_seconds,
+        if runner is not None:  # without a graph break, so with one report
+            report = own[-1]
+            time_ratio = report.solution.seconds / report.baseline_seconds
+            runner.found = dataclasses.replace(
+                runner.found,
+                rank=(self.compiler == "eager", time_ratio, report.peak_bytes),
+                details={
+                    **(runner.found.details or {}),
+                    "budget": budget,
+                    "predicted_peak_bytes": report.peak_bytes,
+                    "predicted_time_ratio": time_ratio,
+                    "recomputed_nodes": sum(report.solution.mirror_counts.values()),
+                    "planning_seconds": report.planning_seconds,
+                },
             )
         return runner
 

@@ -99,7 +99,7 @@ def _part(name: str, folder: pathlib.Path, arguments: argparse.Namespace) -> dic
         path.unlink(missing_ok=True)
         subprocess.run([*_command(name, arguments), "--part", str(path)], check=False)
     if not path.exists():
-        print(f"{name}: failed\n", file=sys.stderr)
+        print(f"{name}: failed", file=sys.stderr)
         return None
     part: dict[str, Any] = json.loads(path.read_text("utf-8"))
     candidates = _candidates(part)
@@ -200,7 +200,11 @@ def _results(done: dict[str, dict[str, Any]], rows: dict[str, list[compare.Row]]
 
 
 def _candidates(part: dict[str, Any]) -> list[compare.Candidate]:
-    return [compare.Candidate(**{**each, "seconds": tuple(each["seconds"])}) for each in part["candidates"]]
+    lists = ("seconds", "rank")
+    return [
+        compare.Candidate(**{**each, **{name: tuple(each[name]) for name in lists}})
+        for each in part["candidates"]
+    ]
 
 
 def _points(candidates: list[compare.Candidate]) -> list[dict[str, Any]]:
