@@ -27,7 +27,7 @@ from fxremat.planners import Problem, Solution
 from fxremat.planners.auto import baseline_plan, pareto
 from fxremat.report import mib
 
-__all__ = ["Frontier", "Point", "least_budget", "make_frontier"]
+__all__ = ["Frontier", "Point", "make_frontier"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ class Frontier:
 
     def summary(self, limit: int | None = None) -> str:
         """The graph, how many points there are, and the table of ``limit`` of them."""
-        counts = f"{len(self.points)} points for {self.num_nodes} nodes, in {self.planning_seconds:.2f} s"
+        points = "1 point" if len(self.points) == 1 else f"{len(self.points)} points"
+        counts = f"{points} for {self.num_nodes} nodes, in {self.planning_seconds:.2f} s"
         return f"{self.graph_name} ({self.compiler}): {counts}\n\n{self.table(limit)}"
 
     def __str__(self) -> str:
@@ -139,6 +140,14 @@ def make_frontier(
     budget: Budget = None,
 ) -> Frontier:
     """The frontier of a graph that was captured for the compiler.
+
+    >>> graph = JointGraph.from_mappings(
+    ...     {"x": (), "a": ["x"], "b": ["a"], "c": ["b"], "dc": ["c"], "db": ["dc", "b"], "da": ["db", "a"]},
+    ...     bytes={"a": 8, "b": 8, "c": 1, "dc": 1, "db": 1, "da": 1},
+    ...     seconds={"a": 5.0, "b": 1.0, "c": 1.0, "dc": 1.0, "db": 1.0, "da": 1.0},
+    ...     backward=["dc", "db", "da"], forward_outputs=["c"], backward_outputs=["da"])
+    >>> [(point.peak_bytes, point.seconds) for point in make_frontier(graph, compiler="eager").points]
+    [(19, 10.0), (16, 15.0)]
 
     Args:
         graph: The joint graph.
@@ -171,7 +180,7 @@ def make_frontier(
     )
 
 
-def least_budget(problem: Problem, peak_bytes: int) -> int:
+def _least_budget(problem: Problem, peak_bytes: int) -> int:
     """The least budget in bytes that a plan of this peak serves."""
     return int(-(-peak_bytes // (1 - margin(problem))))
 
@@ -179,7 +188,7 @@ def least_budget(problem: Problem, peak_bytes: int) -> int:
 def _point(problem: Problem, solution: Solution, fusion: str, is_asked_for: bool = False) -> Point:
     return Point(
         solution.peak_bytes,
-        least_budget(problem, solution.peak_bytes),
+        _least_budget(problem, solution.peak_bytes),
         solution.seconds,
         profile(problem.graph, solution.schedule, fusion).saved_bytes,
         sum(solution.mirror_counts.values()),

@@ -117,7 +117,10 @@ class Race:
         names = list(wrapping.ways(self.case.name, *self._fresh(), wrapping.checkpointed()))
         compilers = (True, False) if self.compiler == "inductor" else (False,)
         unit, *others = peers_of.peers(names, families, compilers)
-        for peer in (unit, dataclasses.replace(unit, name=f"{unit.name}, again", family=AGAIN), *others):
+        if self._add_peer(unit) is None:
+            raise RuntimeError(f"nothing can be compared with {unit.name}: {self.failed[0].problem}")
+        self._add_peer(dataclasses.replace(unit, name=f"{unit.name}, again", family=AGAIN))
+        for peer in others:
             self._add_peer(peer)
         self._add_ours()
 
