@@ -121,6 +121,7 @@ def _draw_families(axes: Any, measured: Sequence[MeasuredPoint], scale: int) -> 
         places = sorted((each.peak_bytes / scale, each.time_ratio) for each in members)
         thick = {"linewidth": 2} if family == _OURS else {"linewidth": 0.8, "linestyle": ":"}
         style = {"color": colour, "marker": marker, "markersize": 5, "alpha": 0.9, **thick}
+        style["zorder"] = 2 if family == _OURS else 3  # fxremat's line hides no peer
         label = f"{family}, measured" if family == _OURS else family
         axes.plot(*zip(*places, strict=True), label=label, **style)
         for each in members:
@@ -144,6 +145,7 @@ def _unit(sizes: Sequence[int]) -> tuple[int, str]:
 
 def _finish(drawn: Any, axes: Any, title: str, unit: str, time_label: str) -> None:
     axes.set_xlabel(f"peak ({unit})")
+    axes.margins(x=0.1)  # room for names at the right
     axes.set_xlim(left=0)
     axes.set_ylabel(time_label)
     axes.set_title(title)
