@@ -2,6 +2,7 @@
 
     fxremat demo            a short training run, with fxremat and without
     fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
+    fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
     fxremat paper           a figure of the paper, made again
 
@@ -95,6 +96,18 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", parents=[asked], help="print a model's plan, compiling nothing")
     plan.set_defaults(command=_plan)
 
+    frontier = commands.add_parser(
+        "frontier", parents=[asked], help="print all peaks and times to choose from, compiling nothing"
+    )
+    frontier.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it, as PNG and as SVG")
+    frontier.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE.json",
+        help="measured points to draw upon it (see bench/frontier)",
+    )
+    frontier.set_defaults(command=_frontier)
+
     explain = commands.add_parser(
         "explain", parents=[asked], help="compile a model, take a training step, print what was done"
     )
@@ -186,6 +199,32 @@ def _plan(arguments: argparse.Namespace) -> int:
         next_stage()
         report = _planned(graph, **options)
     _show([report], {}, arguments)
+    return 0
+
+
+def _frontier(arguments: argparse.Namespace) -> int:
+    from fxremat.capture import capture
+    from fxremat.drawing import check_plot
+    from fxremat.example import example_of
+    from fxremat.frontier_plot import plot_frontier, read_points
+    from fxremat.frontier_points import make_frontier
+
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    measured = [] if arguments.points is None else read_points(arguments.points)
+    with _stages("importing", "capturing", "planning") as next_stage:
+        next_stage()
+        example, options = example_of(arguments.model), _options(arguments)
+        next_stage()
+        compiler = options["compiler"]
+        graph = capture(example.model, *example.args, loss=example.loss, compiler=compiler)
+        next_stage()
+        frontier = make_frontier(graph, **options)
+    print(frontier.summary(None if arguments.all else arguments.rows))
+    if arguments.json is not None:
+        _write_json(arguments.json, json.loads(frontier.to_json()))
+    if arguments.plot is not None:
+        plot_frontier(frontier, arguments.plot, arguments.model, measured)
     return 0
 
 
@@ -306,12 +345,14 @@ def _show(reports: Sequence[Report], peaks: Mapping[str, int], arguments: argpar
         "graphs": [json.loads(report.to_json()) for report in reports],
         "measured_peak_bytes": dict(peaks),
     }
+    _write_json(arguments.json, fields)
+
+
+def _write_json(path: Path, fields: object) -> None:
     try:
-        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InvalidOptionError(
-            "json", f"{str(arguments.json)!r} can't be written: {error.strerror}."
-        ) from error
+        raise InvalidOptionError("json", f"{str(path)!r} can't be written: {error.strerror}.") from error
 
 
 def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int]) -> str:

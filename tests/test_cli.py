@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -86,10 +87,10 @@ def written(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a command the three commands are listed."""
+    """Without a command the commands are listed."""
     assert cli.main([]) == 0
     printed = capsys.readouterr().out
-    assert all(f"\n    {command} " in printed for command in ("demo", "plan", "explain"))
+    assert all(f"\n    {command} " in printed for command in ("demo", "plan", "frontier", "explain"))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +184,108 @@ def test_a_planner_of_the_users(model: str, tmp_path: Path) -> None:
     for command in ("plan", "explain"):
         fields = written(tmp_path, command, f"{model}:chain", "--planner", f"{model}:keep_everything")
         assert fields["graphs"][0]["solution"]["planner"] == "keep_everything"
+
+
+# --- The frontier -----------------------------------------------------------------------------------------
+
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+
+
+def test_the_frontier_falls_in_peak_and_rises_in_time(model: str, tmp_path: Path) -> None:
+    """Strictly, from the baseline's time to the least peak, at which the most nodes run again."""
+    fields = written(tmp_path, "frontier", f"{model}:chain")
+    points, baseline = fields["points"], fields["baseline"]
+    peaks = [point["peak_bytes"] for point in points]
+    times = [point["seconds"] for point in points]
+    assert peaks == sorted(set(peaks), reverse=True) and times == sorted(set(times))
+    assert len(points) > 3 and peaks[0] <= baseline["peak_bytes"]
+    assert baseline["time_ratio"] == baseline["peak_ratio"] == 1
+    assert points[-1]["time_ratio"] == times[-1] / baseline["seconds"] > 1
+    assert points[-1]["recomputed_nodes"] > points[0]["recomputed_nodes"] == 0
+    assert points[-1]["saved_bytes"] < points[0]["saved_bytes"] <= baseline["saved_bytes"]
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_a_points_budget_is_the_least_that_it_serves(model: str, tmp_path: Path, compiler: str) -> None:
+    """The plan for it has the point's peak, and one byte less is served by the next point."""
+    path = tmp_path / "out.json"
+
+    def peak(budget: int) -> int:
+        options = ["--budget", str(budget), "--compiler", compiler, "--json", str(path)]
+        assert cli.main(["plan", f"{model}:chain", *options]) == 0
+        solution = json.loads(path.read_text())["graphs"][0]["solution"]
+        return int(solution["peak_bytes"])
+
+    assert cli.main(["frontier", f"{model}:chain", "--compiler", compiler, "--json", str(path)]) == 0
+    points = json.loads(path.read_text())["points"]
+    middle = len(points) // 2
+    budget = points[middle]["budget_bytes"]
+    assert peak(budget) == points[middle]["peak_bytes"]
+    assert peak(budget - 1) == points[middle + 1]["peak_bytes"]
+
+
+def test_the_frontiers_table_shows_its_ends_and_the_budgets_point(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However few rows are wanted; with ``--all`` there is a row for each point."""
+    assert run("frontier", f"{model}:chain", "--all", "--budget", "0.6") == 0
+    everything = capsys.readouterr().out.splitlines()
+    assert run("frontier", f"{model}:chain", "--rows", "2", "--budget", "0.6") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert everything[0].startswith(f"Sequential (eager): {len(everything) - 5} points for ")
+    assert lines[2:6] == everything[2:6]
+    assert [line[:15].strip() for line in lines[6:-1]] == [
+        next(line[:15].strip() for line in everything if " * " in line),
+        str(len(everything) - 5),
+    ]
+    assert lines[-1] == f"... and {len(everything) - 5 - 3} more points between them"
+
+
+@needs_matplotlib
+def test_the_frontier_is_drawn(model: str, tmp_path: Path) -> None:
+    """As PNG and SVG, with the baseline and with the measured points that were given."""
+    points, plot = tmp_path / "points.json", tmp_path / "frontier.png"
+    given = [
+        {"name": "checkpoint 2", "family": "checkpoint", "peak_bytes": 9000, "time_ratio": 1.3},
+        {"name": "eager", "peak_bytes": 90000, "time_ratio": 1.1, "verdict": "ignored"},
+    ]
+    points.write_text(json.dumps(given))
+    arguments = ["--budget", "0.6", "--plot", str(plot), "--points", str(points)]
+    assert run("frontier", f"{model}:chain", *arguments) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    text = plot.with_suffix(".svg").read_text("utf-8")
+    labels = ("fxremat, predicted", "without fxremat, predicted", "the budget's plan", "eager", "checkpoint")
+    assert all(f"<!-- {label} -->" in text for label in (*labels, "2", "peak (MiB)"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "can't be read: No such file"),
+        ("[", "is no JSON"),
+        ('{"name": 1}', "should hold a list of"),
+        ('[{"name": "eager"}]', "should hold a list of"),
+    ],
+)
+def test_measured_points_are_read_before_anything_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    """A file that is missing or holds something else is one message, though there is no such model."""
+    path = tmp_path / "points.json"
+    if text is not None:
+        path.write_text(text)
+    assert run("frontier", "nowhere.py:build", "--points", str(path)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fxremat: option 'points'") and message in error
+
+
+def test_a_budget_below_the_frontier_is_refused(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``plan`` does it."""
+    assert run("frontier", f"{model}:chain", "--budget", "1KiB") == 2
+    assert "no plan fits a budget of 1,024 bytes" in capsys.readouterr().err
 
 
 # --- Failing ----------------------------------------------------------------------------------------------

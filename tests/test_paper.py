@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 import fxremat
 from fxremat import cli
+from fxremat.drawing import check_plot
 from fxremat.errors import InvalidOptionError
 from fxremat.paper import command, figures, strategies
 from fxremat.paper.figures import Figure, Point, Sweep, default_sweep, make_figure, slope, stages
 from fxremat.paper.networks import LSTM, LSTMSizes, PreActivationResNet, ResNetSizes, stage_blocks
-from fxremat.paper.plots import check_plot, plot_figure
+from fxremat.paper.plots import plot_figure
 from fxremat.paper.speed import Timing
 from fxremat.paper.strategies import Planned
 from fxremat.paper.tables import format_figure
@@ -291,7 +292,7 @@ def test_plots_are_written(number: int, tmp_path: Path) -> None:
 
 def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, the error says what to install."""
-    monkeypatch.setattr("fxremat.paper.plots.find_spec", lambda name: None)
+    monkeypatch.setattr("fxremat.drawing.find_spec", lambda name: None)
     with pytest.raises(InvalidOptionError, match=r"pip install 'fxremat\[plot\]'"):
         check_plot(tmp_path / "figure.png")
 

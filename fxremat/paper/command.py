@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from fxremat.drawing import check_plot
 from fxremat.errors import InvalidOptionError
 from fxremat.paper.figures import default_sweep, make_figure, stages
-from fxremat.paper.plots import check_plot, plot_figure
+from fxremat.paper.plots import plot_figure
 from fxremat.paper.tables import format_figure
 
 __all__ = ["main"]

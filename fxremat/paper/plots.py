@@ -1,19 +1,17 @@
 """The paper's figures as plots: memory log-log against size, extra time against size.
 
-Drawn with matplotlib, an optional dependency, without a display. A strategy has one colour and one marker
-in all figures; the colours are those of Okabe and Ito, which colour-blind readers tell apart.
+A strategy has one colour and one marker in all figures.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fxremat.errors import InvalidOptionError
+from fxremat.drawing import canvas, check_plot, write_plot
 from fxremat.paper.figures import NETWORKS, Figure, slope
 
-__all__ = ["check_plot", "plot_figure"]
+__all__ = ["plot_figure"]
 
 _GIB = 2**30
 _STYLES = {
@@ -32,18 +30,6 @@ _TIMED = ("sublinear", "recursive", "auto at sublinear's peak")
 _PAPER_EXTRA = 30  # percent
 
 
-def check_plot(path: Path) -> None:
-    """Raise InvalidOptionError unless a plot can be drawn and written there."""
-    if find_spec("matplotlib") is None:
-        raise InvalidOptionError(
-            "plot", "matplotlib is not installed. Install it with: pip install 'fxremat[plot]'."
-        )
-    if path.suffix != ".png":
-        raise InvalidOptionError("plot", f"got {str(path)!r}, expected a name that ends in .png.")
-    if not path.absolute().parent.is_dir():
-        raise InvalidOptionError("plot", f"{str(path.parent)!r} is no directory.")
-
-
 def plot_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
     """Draw the figure; returns the PNG and the SVG that were written.
 
@@ -51,30 +37,7 @@ def plot_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
         InvalidOptionError: matplotlib is missing, or the file can't be written.
     """
     check_plot(path)
-    drawn = _memory(figure) if figure.number != 7 else _times(figure)
-    vector = path.with_suffix(".svg")
-    try:
-        drawn.savefig(path, dpi=144)
-        with _same_each_time():
-            drawn.savefig(vector, metadata={"Date": None})
-    except OSError as error:
-        raise InvalidOptionError("plot", f"{str(path)!r} can't be written: {error.strerror}.") from error
-    return path, vector
-
-
-def _same_each_time() -> Any:
-    """While it holds, the same figure gives the same SVG."""
-    import matplotlib
-
-    return matplotlib.rc_context({"svg.hashsalt": "fxremat"})
-
-
-def _canvas(panels: int) -> tuple[Any, list[Any]]:
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(6.4 if panels == 1 else 10, 4.8), layout="constrained")
-    axes = canvas.subplots(1, panels, squeeze=False)[0]
-    return canvas, list(axes)
+    return write_plot(_memory(figure) if figure.number != 7 else _times(figure), path)
 
 
 def _memory(figure: Figure) -> Any:
@@ -82,7 +45,7 @@ def _memory(figure: Figure) -> Any:
     from matplotlib.ticker import LogLocator
 
     (network,) = figure.networks()
-    canvas, (axes,) = _canvas(1)
+    drawn, (axes,) = canvas()
     for name, (colour, marker) in _STYLES.items():
         sizes, values = figure.curve(network, name)
         if not sizes or name == _TIMED[-1]:
@@ -98,8 +61,8 @@ def _memory(figure: Figure) -> Any:
     axes.set_ylabel("feature maps (GiB)")
     axes.set_title(_TITLES[network])
     axes.grid(True, which="major", alpha=0.3)
-    canvas.legend(loc="outside lower center", ncols=3, fontsize="small")
-    return canvas
+    drawn.legend(loc="outside lower center", ncols=3, fontsize="small")
+    return drawn
 
 
 def _label_sizes(axes: Any, network: str, sizes: list[int]) -> None:
@@ -111,7 +74,7 @@ def _label_sizes(axes: Any, network: str, sizes: list[int]) -> None:
 def _times(figure: Figure) -> Any:
     """Figure 7: extra time against size, one panel per network."""
     networks = figure.networks()
-    canvas, panels = _canvas(len(networks))
+    drawn, panels = canvas(len(networks))
     for axes, network in zip(panels, networks, strict=True):
         for name in _TIMED:
             _draw_times(axes, figure, network, name)
@@ -125,8 +88,8 @@ def _times(figure: Figure) -> Any:
         axes.grid(True, which="major", alpha=0.3)
     panels[0].set_ylabel("extra time (%)")
     handles, labels = panels[0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
-    return canvas
+    drawn.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
+    return drawn
 
 
 def _draw_times(axes: Any, figure: Figure, network: str, name: str) -> None:
