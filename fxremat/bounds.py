@@ -75,8 +75,8 @@ class Bounds:
         nodes = range(graph.num_inputs, len(graph.nodes))
         self.again = {node: self.facts.sure_seconds(costs, node) for node in nodes}
         self.written = {node: self.facts.write_seconds(costs, node) for node in nodes}
-        outputs = {self.facts.maker[storage]: None for storage in self.facts.returned}
-        self.once = math.fsum((*self.again.values(), *(self.written.pop(node) for node in outputs)))
+        written_once = [self.written.pop(node) for node in self.facts.surely_written()]
+        self.once = math.fsum((*self.again.values(), *written_once))
         self.moments = [(moment, self._network(moment)) for moment in self.facts.moments()]
 
     @functools.cached_property
@@ -197,6 +197,14 @@ class _Facts:
         """What ``sure_seconds`` leaves out, of a run whose value is returned or crosses to the backward."""
         return 0.0 if self.fusion != "inductor" or self._is_sure(node) else costs.write[node]
 
+    def surely_written(self) -> Iterable[int]:
+        """Nodes of whose runs one at least is materialised: what is returned or read by external kernels."""
+        storages = dict.fromkeys(self.returned)
+        for node, loop in enumerate(self.loops):
+            if loop.kind is Kind.KERNEL:
+                storages.update(dict.fromkeys(self.storages_read(node)))
+        return dict.fromkeys(self.maker[storage] for storage in storages)
+
     def _is_sure(self, node: int) -> bool:
         """Whether each run's value is materialised, under Inductor; reading a view always counts."""
         kind = self.loops[node].kind
@@ -260,12 +268,16 @@ class _Facts:
         yield self._moment(has_run, [phase is Phase.BACKWARD for phase in phases], 0)
         if self.fusion == "inductor":
             return  # kernels run when their operands are there, which is not when they stand first
-        peak = self.graph.num_inputs + profile(self.graph, self.graph.names, self.fusion).peak_step
-        if phases[peak] is Phase.BACKWARD:
-            before, behind = self._ancestors(peak), self._descendants(peak)
-            scratch = self.graph.scratch_bytes[peak] if self.graph.scratch_bytes else 0
-            has_run = [ran or is_before for ran, is_before in zip(has_run, before, strict=True)]
-            yield self._moment(has_run, behind, self._result_bytes(peak) + scratch)
+        graph = self.graph
+        live = profile(graph, graph.names, self.fusion).live_bytes.tolist()
+        peak = max(
+            (step for step in range(len(live)) if phases[graph.num_inputs + step] is Phase.BACKWARD),
+            key=live.__getitem__,
+        )
+        node = graph.num_inputs + peak
+        has_run = [ran or is_before for ran, is_before in zip(has_run, self._ancestors(node), strict=True)]
+        scratch = graph.scratch_bytes[node] if graph.scratch_bytes else 0
+        yield self._moment(has_run, self._descendants(node), self._result_bytes(node) + scratch)
 
     def _moment(self, has_run: Sequence[bool], is_later: Sequence[bool], held_bytes: int) -> _Moment:
         held = frozenset(self.returned_by_forward)

@@ -116,4 +116,4 @@ class Network:
         is_kept[breadth_first_order(rest, SOURCE, return_predecessors=False)] = True
         is_cut = is_kept[self.tails] & ~is_kept[self.heads]
         choice = Choice(float(self.seconds[is_cut].sum()), int(self.bytes[is_cut].sum()))
-        return choice, found.flow_value / scale
+        return choice, float(found.flow_value) / scale
