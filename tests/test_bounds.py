@@ -14,11 +14,11 @@ import models
 import pytest
 from graphs import (
     Network,
+    batch,
     chain,
     few,
     graphs_and_schedules,
     networks,
-    problem,
     random_schedule,
     with_phases,
 )
@@ -28,12 +28,11 @@ from hypothesis import strategies as st
 import fxremat
 from fxremat.bounds import Bounds, lower_bound_seconds, lowest_peak_bound
 from fxremat.canonical import Phase
-from fxremat.cost import Costs, costs
+from fxremat.cost import costs
 from fxremat.fusion import FUSIONS
 from fxremat.graph import JointGraph
 from fxremat.pipeline import make_problem, solve
 from fxremat.planners import PLANNERS
-from fxremat.planners.auto import pareto
 from fxremat.schedule import identity
 
 ROUNDING = 1 + 1e-9  # sums of the same seconds in another order
@@ -57,9 +56,20 @@ def test_what_may_not_run_again_is_held() -> None:
     assert lowest_peak_bound(kept, "none") >= 14
 
 
+def test_less_memory_never_bounds_less() -> None:
+    """The bound falls with the budget, down to one run of each node."""
+    graph = chain(30, sizes={f"f{i}": 1 + i % 5 for i in range(1, 31)})
+    bounds = Bounds(graph, costs(graph), "none")
+    budgets = range(bounds.lowest_peak_bytes, 110)
+    asked = {budget: bounds.seconds(budget) for budget in sorted(budgets, key=lambda b: b * 37 % 101)}
+    found = [asked[budget] for budget in budgets]
+    assert all(less >= more * (1 - 1e-4) for less, more in itertools.pairwise(found))
+    assert found[-1] == 60.0 < found[0]
+
+
 def test_a_dear_value_is_kept_before_a_cheap_one() -> None:
     """One byte less costs the cheapest repetition, that of f3."""
-    seconds = {name: 1.0 for name in chain(6).names} | {"f3": 0.25}
+    seconds = dict.fromkeys(chain(6).names, 1.0) | {"f3": 0.25}
     graph = chain(6, seconds=seconds)
     bounds = Bounds(graph, costs(graph), "none")
     assert bounds.seconds(6) - bounds.seconds(7) == pytest.approx(0.25)
@@ -93,7 +103,10 @@ def test_outputs_lie_together_at_the_end() -> None:
 def test_a_graph_without_a_backward_takes_one_run_of_each_node() -> None:
     """There is no moment at which anything would be held for a backward."""
     graph = JointGraph.from_mappings(
-        {"x": (), "a": ["x"], "b": ["a"]}, {"a": 1, "b": 1}, forward_outputs=["b"], seconds={"a": 1.0, "b": 2.0}
+        {"x": (), "a": ["x"], "b": ["a"]},
+        {"a": 1, "b": 1},
+        forward_outputs=["b"],
+        seconds={"a": 1.0, "b": 2.0},
     )
     assert lower_bound_seconds(graph, costs(graph), "none", 2) == 3.0
 
@@ -224,9 +237,11 @@ def test_drawn_schedules_are_bounded(drawn: tuple[JointGraph, fxremat.Schedule],
 def test_traced_schedules_are_bounded(network: Network, seed: int) -> None:
     """For graphs of operators and each memory model."""
     for fusion in FUSIONS:
-        torch_compiler = "inductor" if fusion == "inductor" else "eager"
-        graph = fxremat.capture(network, drawn_batch(), compiler=torch_compiler)
-        assert_bounded(graph, fusion, [identity(graph), *(random_schedule(graph, seed + i) for i in range(3))])
+        compiler = "inductor" if fusion == "inductor" else "eager"
+        graph = fxremat.capture(network, batch(), compiler=compiler)
+        assert_bounded(
+            graph, fusion, [identity(graph), *(random_schedule(graph, seed + i) for i in range(3))]
+        )
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -241,10 +256,3 @@ def test_no_planner_undercuts_the_bounds(name: str, fusion: str) -> None:
         for solution in solve(planning, planner):
             assert bounds.lowest_peak_bytes <= solution.peak_bytes
             assert bounds.seconds(solution.peak_bytes) <= solution.seconds * ROUNDING
-
-
-def drawn_batch() -> object:
-    """The input of a random model."""
-    from graphs import batch
-
-    return batch()

@@ -38,6 +38,8 @@ LAYERS = (
     "measure",
     "calibrate",
     "cost",
+    "closures",
+    "bounds",
     "planners.base",
     "planners.cuts",
     "planners.*",
