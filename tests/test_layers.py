@@ -16,6 +16,7 @@ import pytest
 # A module imports only from modules listed above it. `planners.*` are the planners without an entry
 # of their own: they do not know each other. `planners` is their registry.
 LAYERS = (
+    "mincut",
     "_torch",
     "_compilers",
     "errors",
