@@ -39,6 +39,7 @@ from fxremat import ops
 from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.inplace import Overwrite, overwrites
+from fxremat.instances import Instances, storage_instances
 from fxremat.kernels import Kernel, in_order, join_calls, leads_to
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
@@ -65,6 +66,7 @@ class Lowering:
             besides the values, and, negative, results that are written over an operand that dies there.
         held_in: For steps whose value is a part of a later step's buffer, that step.
         overwrites: Without fusion, the steps that write their result over an operand.
+        instances: The storage instances of the schedule, where they had to be found.
     """
 
     materialised: Sequence[bool]
@@ -73,6 +75,7 @@ class Lowering:
     extra_bytes: Sequence[tuple[int, int, int]] = ()
     held_in: Mapping[int, int] = field(default_factory=dict)
     overwrites: Mapping[int, Overwrite] = field(default_factory=dict)
+    instances: Instances | None = None
 
 
 def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
@@ -90,9 +93,10 @@ def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
     if fusion == "none" or not graph.fx_nodes:
         return Lowering([True] * len(steps), steps, steps)
     if fusion == "inplace":
-        found = overwrites(graph, binding)
+        instances = storage_instances(graph, binding)
+        found = overwrites(graph, binding, instances)
         saved = [(step, step, -each.bytes) for step, each in found.items()]
-        return Lowering([True] * len(steps), steps, steps, saved, overwrites=found)
+        return Lowering([True] * len(steps), steps, steps, saved, overwrites=found, instances=instances)
     if fusion != "inductor":
         raise InvalidOptionError.bad_value("fusion", fusion, FUSIONS)
     return _Inductor(graph, binding).lower()
