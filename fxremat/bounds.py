@@ -45,13 +45,13 @@ def lower_bound_seconds(graph: JointGraph, costs: Costs, fusion: str, budget_byt
 
     Example:
         >>> from fxremat.cost import costs
-        >>> names = ["a", "b", "dc", "db", "da"]
+        >>> reads = {"x": "", "a": "x", "b": "a", "c": "b", "dc": ["c"], "db": ["dc", "b"], "da": ["db", "a"]}
+        >>> names = [name for name in reads if reads[name]]
         >>> g = JointGraph.from_mappings(
-        ...     {"x": (), "a": ["x"], "b": ["a"], "dc": ["b"], "db": ["dc", "a"], "da": ["db", "x"]},
-        ...     dict.fromkeys(names, 4), backward=names[2:], backward_outputs=["da"],
-        ...     seconds=dict.fromkeys(names, 1.0))
-        >>> [lower_bound_seconds(g, costs(g), "none", budget) for budget in (12, 11, 7)]
-        [5.0, 6.0, inf]
+        ...     reads, dict.fromkeys(names, 4), forward_outputs=["c"], backward=names[3:],
+        ...     backward_outputs=["da"], seconds=dict.fromkeys(names, 1.0))
+        >>> [lower_bound_seconds(g, costs(g), "none", budget) for budget in (20, 16, 15)]
+        [6.0, 7.0, inf]
     """
     return Bounds(graph, costs, fusion).seconds(budget_bytes)
 
