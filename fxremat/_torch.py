@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import networkx as nx
 import torch
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback as PassedThrough
@@ -27,6 +28,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import CheckpointPolicy
+
+from fxremat.mincut import minimum_cut
 
 __all__ = [
     "SYMBOLIC_TYPES",
@@ -231,10 +234,33 @@ def min_cut_saved(
             node.dist_from_bw = 0
         else:
             node.dist_from_bw = min(near, 10**9)
-    saved = partitioners.choose_saved_values_set(module.graph, info, memory_budget=1)
+    with _fast_minimum_cut():
+        saved = partitioners.choose_saved_values_set(module.graph, info, memory_budget=1)
     for node in wished:
         node.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
     return [node.name for node in saved]
+
+
+@contextlib.contextmanager
+def _fast_minimum_cut() -> Iterator[None]:
+    """Let PyTorch, which asks networkx up to torch 2.14, find the same cut in less time.
+
+    The name is networkx's own: whoever else asks it meanwhile gets the same answer too.
+    """
+    if hasattr(partitioners, "minimum_cut"):  # its own, as fast
+        yield
+        return
+    original = nx.minimum_cut
+
+    def cut(graph: Any, source: Any, sink: Any, *args: Any, **kwargs: Any) -> Any:
+        is_plain = not args and not kwargs and isinstance(graph, nx.DiGraph) and not graph.is_multigraph()
+        return (minimum_cut if is_plain else original)(graph, source, sink, *args, **kwargs)
+
+    nx.minimum_cut = cut
+    try:
+        yield
+    finally:
+        nx.minimum_cut = original
 
 
 def extract_forward_backward(

@@ -20,7 +20,6 @@ import contextlib
 import importlib.metadata
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -231,30 +230,11 @@ def _frontier(arguments: argparse.Namespace) -> int:
 def _planned(graph: JointGraph, *, budget: Any, planner: Any, cost: str, compiler: str) -> Report:
     """The report of a graph that is planned and goes no further."""
     from fxremat.calibrate import scratch_bytes
-    from fxremat.memory import profile
-    from fxremat.options import memory_model, resolve_budget
-    from fxremat.pipeline import make_problem, plan
-    from fxremat.planners.auto import baseline_plan
-    from fxremat.report import make_report
+    from fxremat.options import Options
+    from fxremat.pipeline import planned
 
-    fusion = memory_model(compiler)
-    graph = replace(graph, scratch_bytes=scratch_bytes(graph, fusion))
-    start = time.perf_counter()
-    solution = plan(graph, budget, planner, cost, fusion)
-    seconds = time.perf_counter() - start
-    problem = make_problem(graph, cost, fusion)
-    baseline = baseline_plan(problem)
-    return make_report(
-        graph,
-        problem,
-        profile(graph, solution.schedule, fusion),
-        solution,
-        baseline,
-        compiler=compiler,
-        budget=budget,
-        budget_bytes=resolve_budget(budget, baseline.peak_bytes),
-        planning_seconds=seconds,
-    )
+    options = Options(budget=budget, planner=planner, cost=cost, compiler=compiler)
+    return planned(replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion)), options)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

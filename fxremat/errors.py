@@ -68,15 +68,24 @@ class InfeasibleBudgetError(FxrematError, MemoryError):
     Attributes:
         budget_bytes: What was asked for.
         lowest_peak_bytes: The least peak among all plans at hand. Given as the budget, it works.
+        lower_bound_bytes: Proved: no plan at all fits a smaller budget.
     """
 
-    def __init__(self, budget_bytes: int, lowest_peak_bytes: int, graph_name: str = "the graph") -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        lowest_peak_bytes: int,
+        graph_name: str = "the graph",
+        lower_bound_bytes: int = 0,
+    ) -> None:
         self.budget_bytes = budget_bytes
         self.lowest_peak_bytes = lowest_peak_bytes
+        self.lower_bound_bytes = lower_bound_bytes
+        bound = f", and none is below {lower_bound_bytes:,}" if lower_bound_bytes else ""
         super().__init__(
             f"{graph_name}: no plan fits a budget of {budget_bytes:,} bytes; the lowest peak found is "
-            f"{lowest_peak_bytes:,} bytes. Use budget={lowest_peak_bytes} or budget='min', or make the "
-            f"batch smaller."
+            f"{lowest_peak_bytes:,} bytes{bound}. Use budget={lowest_peak_bytes} or budget='min', or make "
+            f"the batch smaller."
         )
 
 

@@ -39,6 +39,7 @@ from fxremat import ops
 from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.inplace import Overwrite, overwrites
+from fxremat.instances import Instances, storage_instances
 from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
@@ -51,6 +52,8 @@ FUSIONS = ("none", "inplace", "inductor")
 MAX_READS_WHEN_REUSED = 4
 MAX_READS = 8
 MAX_DISTANCE = 64
+
+NO_INPUTS: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Lowering:
             besides the values, and, negative, results that are written over an operand that dies there.
         held_in: For steps whose value is a part of a later step's buffer, that step.
         overwrites: Without fusion, the steps that write their result over an operand.
+        instances: The storage instances of the schedule, where they had to be found.
     """
 
     materialised: Sequence[bool]
@@ -73,6 +77,7 @@ class Lowering:
     extra_bytes: Sequence[tuple[int, int, int]] = ()
     held_in: Mapping[int, int] = field(default_factory=dict)
     overwrites: Mapping[int, Overwrite] = field(default_factory=dict)
+    instances: Instances | None = None
 
 
 def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
@@ -90,9 +95,10 @@ def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
     if fusion == "none" or not graph.fx_nodes:
         return Lowering([True] * len(steps), steps, steps)
     if fusion == "inplace":
-        found = overwrites(graph, binding)
+        instances = storage_instances(graph, binding)
+        found = overwrites(graph, binding, instances)
         saved = [(step, step, -each.bytes) for step, each in found.items()]
-        return Lowering([True] * len(steps), steps, steps, saved, overwrites=found)
+        return Lowering([True] * len(steps), steps, steps, saved, overwrites=found, instances=instances)
     if fusion != "inductor":
         raise InvalidOptionError.bad_value("fusion", fusion, FUSIONS)
     return _Inductor(graph, binding).lower()
@@ -105,10 +111,12 @@ class _Inductor:
         self.graph = graph
         self.binding = binding
         self.loops = graph.loops
+        self.is_on_cpu = graph.is_on_cpu
         self.kinds = [self.loops[position].kind for position in binding.nodes]
+        self.bases = self._bases()
         self.readers = self._readers()
         self.products = self._products()
-        outputs = {self._base(step) for step in binding.outputs}
+        outputs = {self.bases[step] for step in binding.outputs}
         self.segments = self._segments()
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
@@ -127,7 +135,7 @@ class _Inductor:
         for step in steps:
             self.kernels.append(self._fuse(step) if self.realized[step] else None)
         kernels = in_order(dict.fromkeys(kernel for kernel in self.kernels if kernel is not None))
-        if self.graph.is_on_cpu:
+        if self.is_on_cpu:
             join_calls(kernels, self.binding.boundary)
         runs_at, read_until = self._times()
         materialised = [self._materialised(step) for step in steps]
@@ -143,28 +151,29 @@ class _Inductor:
 
     # -- what reads what, views looked through
 
-    def _kind(self, step: int) -> Kind:
-        return self.kinds[step]
-
-    def _base(self, step: int) -> int:
+    def _base(self, step: int, bases: Sequence[int]) -> int:
         """The step whose buffer a view looks at; the step itself if it is no view, or views an input."""
-        while self._kind(step) is Kind.VIEW:
-            node = self.graph.nodes[self.binding.nodes[step]]
-            if node.shares is None:
-                return step
-            source = self.binding.reads[step][node.operands.index(node.shares)]
-            if source is None:
-                return step
-            step = source
-        return step
+        if self.kinds[step] is not Kind.VIEW:
+            return step
+        node = self.graph.nodes[self.binding.nodes[step]]
+        if node.shares is None:
+            return step
+        source = self.binding.reads[step][node.operands.index(node.shares)]
+        return step if source is None else bases[source]
+
+    def _bases(self) -> list[int]:
+        bases: list[int] = []
+        for step in range(len(self.binding.nodes)):
+            bases.append(self._base(step, bases))
+        return bases
 
     def _readers(self) -> list[list[int]]:
         readers: list[list[int]] = [[] for _ in self.binding.nodes]
-        self.bases = [self._base(step) for step in range(len(self.binding.nodes))]
+        bases, kinds = self.bases, self.kinds
         for step, reads in enumerate(self.binding.reads):
-            if self._kind(step) is Kind.VIEW:
+            if kinds[step] is Kind.VIEW:
                 continue
-            for base in dict.fromkeys(self.bases[read] for read in reads if read is not None):
+            for base in dict.fromkeys([bases[read] for read in reads if read is not None]):
                 readers[base].append(step)
         return readers
 
@@ -172,9 +181,11 @@ class _Inductor:
         """Products that are computed with the sum that reads them; such a sum is an external kernel."""
         found = set()
         for step, position in enumerate(self.binding.nodes):
-            reads = self.binding.reads[step] if self.loops[position].is_sum else ()
-            fused = (read for read in reads if read is not None and self._is_summand(read, step))
-            if (product := next(fused, None)) is not None:
+            if not self.loops[position].is_sum:
+                continue
+            reads = (read for read in self.binding.reads[step] if read is not None)
+            product = next((read for read in reads if self._is_summand(read, step)), None)
+            if product is not None:
                 found.add(product)
                 self.kinds[step] = Kind.KERNEL
         return frozenset(found)
@@ -194,37 +205,48 @@ class _Inductor:
         return [-1] * boundary + segments(list(zip(found, owns, strict=True)))
 
     def _crosses(self, step: int) -> bool:
-        boundary = self.binding.boundary
-        return step < boundary and any(reader >= boundary for reader in self.readers[step])
+        boundary, readers = self.binding.boundary, self.readers[step]
+        return step < boundary and bool(readers) and readers[-1] >= boundary  # they ascend
 
     # -- the three rules
 
     def _realize(self, step: int) -> None:
-        reads = (self.bases[read] for read in self.binding.reads[step] if read is not None)
+        realized, leaves = self.realized, self.leaves
         found: dict[int, None] = {}
-        for base in reads:
-            found.update(dict.fromkeys((base,) if self.realized[base] else self.leaves[base]))
-        self.leaves.append(tuple(found))
+        for read in self.binding.reads[step]:
+            if read is None:
+                continue
+            base = self.bases[read]
+            if realized[base]:
+                found[base] = None
+            else:
+                found.update(dict.fromkeys(leaves[base]))
+        leaves.append(tuple(found))
         self.inputs_read.append(self._inputs_read(step))
-        self.realized.append(self._must_realize(step, len(found) + len(self.inputs_read[step])))
+        realized.append(self._must_realize(step, len(found) + len(self.inputs_read[step])))
 
     def _inputs_read(self, step: int) -> frozenset[int]:
         """The graph's inputs that computing a step reads, inlined operands looked through."""
         operands = self.graph.nodes[self.binding.nodes[step]].operands
-        own = frozenset(operand for operand in operands if operand < self.graph.num_inputs)
-        inlined = (read for read in self.binding.reads[step] if read is not None and not self.realized[read])
-        return own.union(*(self.inputs_read[read] for read in inlined))
+        found = NO_INPUTS
+        for operand, read in zip(operands, self.binding.reads[step], strict=True):
+            if read is None:
+                found |= {operand}
+            elif not self.realized[read] and self.inputs_read[read]:
+                found |= self.inputs_read[read]
+        return found
 
     def _must_realize(self, step: int, reads: int) -> bool:
-        loop = self.loops[self.binding.nodes[step]]
-        if loop.kind is Kind.VIEW or step in self.products:
+        kind, loop = self.kinds[step], self.loops[self.binding.nodes[step]]
+        if kind is Kind.VIEW or step in self.products:
             return False
-        if self._kind(step) is not Kind.POINTWISE or self.pinned[step] or reads > MAX_READS:
+        if kind is not Kind.POINTWISE or self.pinned[step] or reads > MAX_READS:
             return True
-        if loop.is_window or (loop.is_cat and self.graph.is_on_cpu) or self._feeds_kernel(step):
+        if loop.is_window or (loop.is_cat and self.is_on_cpu):
             return True
-        if any(self.loops[self.binding.nodes[reader]].is_window for reader in self.readers[step]):
-            return True
+        for reader in self.readers[step]:
+            if self.kinds[reader] is Kind.KERNEL or self.loops[self.binding.nodes[reader]].is_window:
+                return True
         return len(self.readers[step]) > 1 and (loop.is_expensive or reads > MAX_READS_WHEN_REUSED)
 
     def _fuse(self, step: int) -> Kernel:
@@ -232,9 +254,9 @@ class _Inductor:
         loop = self.loops[self.binding.nodes[step]]
         found = (self.kernels[leaf] for leaf in self._near(step))
         producers = list(dict.fromkeys(kernel for kernel in found if kernel is not None))
-        is_loop = self._kind(step) is not Kind.KERNEL
+        is_loop = self.kinds[step] is not Kind.KERNEL
         kernel = self._joinable(step, producers) if is_loop else None
-        if loop.is_cat and self.graph.is_on_cpu:
+        if loop.is_cat and self.is_on_cpu:
             self.feeders[step] = list(self._feeders(step))
         if kernel is None:
             kernel = Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=step)
@@ -289,13 +311,12 @@ class _Inductor:
         return (leaf for leaf in self.leaves[step] if step < boundary or leaf >= boundary)
 
     def _materialised(self, step: int) -> bool:
-        if self._kind(step) is Kind.VIEW:
+        kind = self.kinds[step]
+        if kind is Kind.VIEW:
             return True
         if not self.realized[step]:
             return False
-        if self._kind(step) is Kind.KERNEL:
-            return True
-        if self.pinned[step] or step in self.feeders:
+        if kind is Kind.KERNEL or self.pinned[step] or step in self.feeders:
             return True
         kernel = self.kernels[step]
         return any(self.kernels[reader] is not kernel for reader in self._realized_readers(step))
@@ -316,12 +337,11 @@ class _Inductor:
     def _times(self) -> tuple[list[int], list[int]]:
         runs_at = [step if kernel is None else kernel.runs_at for step, kernel in enumerate(self.kernels)]
         read_until = list(runs_at)
-        for step in reversed(range(len(runs_at))):
-            is_view = self._kind(step) is Kind.VIEW
-            if self.kernels[step] is None and not is_view:
-                read_until[step] = max((read_until[r] for r in self.readers[step]), default=step)
-            elif is_view:
+        for step in range(len(runs_at) - 1, -1, -1):
+            if self.kinds[step] is Kind.VIEW:
                 read_until[step] = step
+            elif self.kernels[step] is None:
+                read_until[step] = max([read_until[r] for r in self.readers[step]], default=step)
         for step, feeders in self.feeders.items():
             runs_at[step] = min((kernel.runs_at for kernel in feeders), default=runs_at[step])
         return runs_at, read_until
@@ -362,14 +382,14 @@ class _Inductor:
         for step in self.feeders:
             for read in self.binding.reads[step]:
                 base = step if read is None else self.bases[read]
-                is_loop = self._kind(base) in (Kind.POINTWISE, Kind.REDUCTION)
+                is_loop = self.kinds[base] in (Kind.POINTWISE, Kind.REDUCTION)
                 is_free = is_loop and not self.pinned[base] and base not in fixed
                 if base != step and is_free and self.realized[base] and not self._feeds_kernel(base):
                     held.setdefault(base, step)
         return held
 
     def _feeds_kernel(self, step: int) -> bool:
-        return any(self._kind(reader) is Kind.KERNEL for reader in self.readers[step])
+        return any(self.kinds[reader] is Kind.KERNEL for reader in self.readers[step])
 
     def _cat_copies(self, held_in: Mapping[int, int]) -> Iterable[tuple[int, int, int]]:
         """What gradients of convolutions read of concatenations in the backward."""

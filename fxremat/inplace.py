@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fxremat.graph import JointGraph
-from fxremat.instances import storage_instances
+from fxremat.instances import Instances, storage_instances
 from fxremat.schedule import Binding
 
 
@@ -42,8 +42,15 @@ class Overwrite:
     bytes: int
 
 
-def overwrites(graph: JointGraph, binding: Binding) -> dict[int, Overwrite]:
+def overwrites(
+    graph: JointGraph, binding: Binding, instances: Instances | None = None
+) -> dict[int, Overwrite]:
     """The steps that write over an operand, in order; none in a graph made of mappings.
+
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        instances: Its storage instances, where they are known.
 
     Example:
         >>> import torch, fxremat; from fxremat.schedule import bind
@@ -51,16 +58,16 @@ def overwrites(graph: JointGraph, binding: Binding) -> dict[int, Overwrite]:
         >>> [g.names[step] for step in overwrites(g, bind(g, g.names))]
         ['exp']
     """
-    return _Decision(graph, binding).take() if graph.fx_nodes else {}
+    return _Decision(graph, binding, instances).take() if graph.fx_nodes else {}
 
 
 class _Decision:
     """The rules, applied step by step."""
 
-    def __init__(self, graph: JointGraph, binding: Binding) -> None:
+    def __init__(self, graph: JointGraph, binding: Binding, instances: Instances | None) -> None:
         self.graph = graph
         self.binding = binding
-        self.owners, self.values = storage_instances(graph, binding)
+        self.owners, self.values = instances or storage_instances(graph, binding)
         forward = [step for step in binding.outputs if step < binding.boundary]
         self.returned = {instance for step in binding.outputs for instance in self.values[step]}
         self.returned_by_forward = {instance for step in forward for instance in self.values[step]}

@@ -7,26 +7,30 @@ Linear in steps.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from fxremat.graph import JointGraph
 from fxremat.schedule import Binding
 
+Instances: TypeAlias = tuple[list[tuple[int, int]], list[tuple[int, ...]]]
 
-def storage_instances(
-    graph: JointGraph, binding: Binding
-) -> tuple[list[tuple[int, int]], list[tuple[int, ...]]]:
+
+def storage_instances(graph: JointGraph, binding: Binding) -> Instances:
     """All instances as (step, storage), in order of birth, and for each step those that its value views."""
     owners: list[tuple[int, int]] = []
     values: list[tuple[int, ...]] = []
+    nodes, reads = graph.nodes, binding.reads
     for step, position in enumerate(binding.nodes):
-        node = graph.nodes[position]
+        node = nodes[position]
         if node.shares is None:
             created = node.recreates if binding.is_mirror[step] else node.creates
-            values.append(tuple(range(len(owners), len(owners) + len(created))))
-            owners.extend((step, storage) for storage in created)
+            first = len(owners)
+            owners += [(step, storage) for storage in created]
+            values.append(tuple(range(first, len(owners))))
             continue
-        source = binding.reads[step][node.operands.index(node.shares)]
+        source = reads[step][node.operands.index(node.shares)]
         shared = values[source] if source is not None else ()
         if node.leader is not None:
-            shared = tuple(instance for instance in shared if owners[instance][1] in node.views)
+            shared = tuple([instance for instance in shared if owners[instance][1] in node.views])
         values.append(shared)
     return owners, values

@@ -30,6 +30,8 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, int
 
 def channels_last(graph: JointGraph, binding: Binding) -> frozenset[int]:
     """The steps whose values Inductor lays out channels last as soon as they get a buffer."""
+    if not graph.convolutions:
+        return frozenset()
     steps = len(binding.nodes)
     return _in_part(graph, binding, range(binding.boundary)) | _in_part(
         graph, binding, range(binding.boundary, steps)

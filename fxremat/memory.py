@@ -21,6 +21,8 @@ their operands live until the fused kernel has run. Linear in steps.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,19 +46,24 @@ class Interval:
     death: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MemoryProfile:
     """The memory of one execution.
 
     Attributes:
         live_bytes: int64 array with the live bytes at each step.
         boundary: The first step of the backward.
-        intervals: The life of every instance with bytes, in order of birth.
+        lives: The fields of each interval.
     """
 
     live_bytes: npt.NDArray[np.int64]
     boundary: int
-    intervals: tuple[Interval, ...]
+    lives: Sequence[tuple[str, int, int, int, int]]
+
+    @functools.cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        """The life of every instance with bytes, in order of birth."""
+        return tuple(itertools.starmap(Interval, self.lives))
 
     @property
     def peak_bytes(self) -> int:
@@ -109,45 +116,46 @@ def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") ->
 
 def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryProfile:
     """The memory of a resolved and lowered schedule."""
-    owners, values = storage_instances(graph, binding)
+    owners, values = lowering.instances or storage_instances(graph, binding)
     deaths = _deaths(binding, lowering, owners, values)
-    steps = len(binding.nodes)
-    change = np.zeros(steps + 1, dtype=np.int64)
-    intervals = []
+    nodes, runs_at, materialised = binding.nodes, lowering.runs_at, lowering.materialised
+    change = [0] * (len(nodes) + 1)
+    lives = []
     for (step, storage), death in zip(owners, deaths, strict=True):
         size = graph.storage_bytes[storage]
-        if size == 0 or not lowering.materialised[step]:
+        if size == 0 or not materialised[step]:
             continue
-        birth = lowering.runs_at[step]
+        birth = runs_at[step]
         change[birth] += size
         change[death + 1] -= size
-        intervals.append(Interval(graph.nodes[binding.nodes[step]].name, storage, size, birth, death))
+        lives.append((graph.nodes[nodes[step]].name, storage, size, birth, death))
     for first, last, size in lowering.extra_bytes:
         change[first] += size
         change[last + 1] -= size
-    live = np.cumsum(change[:-1])
+    live = np.cumsum(np.array(change[:-1], dtype=np.int64))
     live[binding.boundary :] += graph.tangent_bytes
     if graph.scratch_bytes:
-        np.add.at(live, lowering.runs_at, np.array(graph.scratch_bytes)[list(binding.nodes)])
-    return MemoryProfile(live, binding.boundary, tuple(intervals))
+        np.add.at(live, runs_at, np.array(graph.scratch_bytes)[list(nodes)])
+    return MemoryProfile(live, binding.boundary, lives)
 
 
 def _deaths(
     binding: Binding, lowering: Lowering, owners: Sequence[tuple[int, int]], values: Sequence[tuple[int, ...]]
 ) -> list[int]:
     """The last step of each instance."""
-    last_use = list(lowering.runs_at)
-    for step, reads in enumerate(binding.reads):
-        used_at = lowering.read_until[step]
+    runs_at = lowering.runs_at
+    last_use = list(runs_at)
+    for used_at, reads in zip(lowering.read_until, binding.reads, strict=True):
         for read in reads:
             if read is not None and last_use[read] < used_at:
                 last_use[read] = used_at
     for step in binding.outputs:
         last_use[step] = len(binding.nodes) - 1
-    deaths = [lowering.runs_at[step] for step, _ in owners]
-    for step, viewed in enumerate(values):
+    deaths = [runs_at[step] for step, _ in owners]
+    for used_at, viewed in zip(last_use, values, strict=True):
         for instance in viewed:
-            deaths[instance] = max(deaths[instance], last_use[step])
+            if deaths[instance] < used_at:
+                deaths[instance] = used_at
     first = {step: values[step][0] for pair in lowering.held_in.items() for step in pair}
     for step, holder in lowering.held_in.items():
         deaths[first[holder]] = max(deaths[first[holder]], deaths[first[step]])

@@ -16,6 +16,7 @@ from typing import Any
 from torch import fx
 
 from fxremat import _torch
+from fxremat.bounds import Bounds
 from fxremat.calibrate import scratch_bytes
 from fxremat.cost import costs
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError
@@ -75,7 +76,8 @@ def plan(
     """
     problem = make_problem(graph, cost, fusion)
     budget_bytes = resolve_budget(budget, baseline_plan(problem).peak_bytes)
-    return choose(problem, solve(problem, planner), budget, budget_bytes)
+    solution = choose(problem, solve(problem, planner), budget, budget_bytes)
+    return bounded(problem, bounds_of(problem), solution, budget_bytes)
 
 
 def frontier(
@@ -93,12 +95,14 @@ def frontier(
         fusion: As for ``plan``.
 
     Returns:
-        Solutions with strictly falling peak and strictly rising time.
+        Solutions with strictly falling peak and strictly rising time, each with the bound for its own peak.
 
     Raises:
         InvalidOptionError: An option has no such value.
     """
-    return tuple(pareto(solve(make_problem(graph, cost, fusion), planner)))
+    problem = make_problem(graph, cost, fusion)
+    bounds = bounds_of(problem)
+    return tuple(bounded(problem, bounds, solution) for solution in pareto(solve(problem, planner)))
 
 
 def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution, ...]:
@@ -148,17 +152,66 @@ def choose(
     front = pareto(solutions)
     if budget_bytes is None:
         return front[-1]
-    allowed = budget_bytes * (1 - margin(problem))
-    fitting = [solution for solution in front if solution.peak_bytes <= allowed]
+    fitting = [solution for solution in front if solution.peak_bytes <= _allowed(problem, budget_bytes)]
     if not fitting:
-        lowest = -int(-front[-1].peak_bytes // (1 - margin(problem)))
-        raise InfeasibleBudgetError(budget_bytes, lowest, problem.graph.name)
+        found, least = front[-1].peak_bytes, bounds_of(problem).lowest_peak_bytes
+        lowest, bound = (-int(-peak // (1 - margin(problem))) for peak in (found, min(found, least)))
+        raise InfeasibleBudgetError(budget_bytes, lowest, problem.graph.name, bound)
     return fitting[0]
+
+
+def bounds_of(problem: Problem) -> Bounds:
+    """What no schedule of the problem undercuts."""
+    return Bounds(problem.graph, problem.costs, problem.fusion)
+
+
+def bounded(
+    problem: Problem, bounds: Bounds, solution: Solution, budget_bytes: int | None = None
+) -> Solution:
+    """The solution with the bound on the seconds of all that serve the budget, or are within its own peak."""
+    within = solution.peak_bytes if budget_bytes is None else _allowed(problem, budget_bytes)
+    least = bounds.seconds(max(within, solution.peak_bytes))
+    return replace(solution, lower_bound_seconds=min(least, solution.seconds))
+
+
+def _allowed(problem: Problem, budget_bytes: int) -> float:
+    """The predicted peak that a budget allows."""
+    return budget_bytes * (1 - margin(problem))
 
 
 def margin(problem: Problem) -> float:
     """The part of a budget that is left free because the memory model is not exact."""
     return INDUCTOR_MARGIN if problem.fusion == "inductor" else 0.0
+
+
+def planned(graph: JointGraph, options: Options, static_inputs: Sequence[int] = ()) -> Report:
+    """The report of a graph that is planned; its ``solution`` is the plan.
+
+    Raises:
+        FxrematError: One of the family.
+    """
+    start = time.perf_counter()
+    problem = make_problem(graph, options.cost, options.fusion, static_inputs)
+    baseline = baseline_plan(problem)
+    budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
+    solutions = solve(problem, options.planner)
+    bounds = bounds_of(problem)
+    solution = bounded(
+        problem, bounds, choose(problem, solutions, options.budget, budget_bytes), budget_bytes
+    )
+    return make_report(
+        graph,
+        problem,
+        profile(graph, solution.schedule, options.fusion),
+        solution,
+        baseline,
+        compiler=options.compiler,
+        budget=options.budget,
+        budget_bytes=budget_bytes,
+        lowest_peak_bytes=min(each.peak_bytes for each in solutions),
+        lowest_peak_lower_bound_bytes=bounds.lowest_peak_bytes,
+        planning_seconds=time.perf_counter() - start,
+    )
 
 
 def partition_joint(
@@ -177,22 +230,8 @@ def partition_joint(
     _torch.force_saves(module)
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
     graph = replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion))
-    start = time.perf_counter()
-    problem = make_problem(graph, options.cost, options.fusion, static_inputs)
-    baseline = baseline_plan(problem)
-    budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
-    solution = choose(problem, solve(problem, options.planner), options.budget, budget_bytes)
-    report = make_report(
-        graph,
-        problem,
-        profile(graph, solution.schedule, options.fusion),
-        solution,
-        baseline,
-        compiler=options.compiler,
-        budget=options.budget,
-        budget_bytes=budget_bytes,
-        planning_seconds=time.perf_counter() - start,
-    )
+    report = planned(graph, options, static_inputs)
+    solution = report.solution
     forward, backward = partition(rewrite(graph, solution.schedule), inplace=options.fusion == "inplace")
     if options.compiler == "inductor":
         order_recomputation(backward)

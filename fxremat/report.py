@@ -6,6 +6,7 @@ A Report is frozen values and holds no graph. Units are converted here and nowhe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -58,6 +59,10 @@ class Report:
         baseline_seconds: Predicted time without fxremat.
         num_nodes: Nodes of the joint graph.
         planning_seconds: How long planning took.
+        gap: How much longer the plan takes than any within the budget must, or within its own peak where the
+            budget is no number: 0.02 for 2 % at most.
+        lowest_peak_bytes: The least peak of all plans at hand.
+        lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
         notes: What could not be done as the user ordered, and why.
     """
@@ -71,6 +76,9 @@ class Report:
     baseline_seconds: float
     num_nodes: int
     planning_seconds: float
+    gap: float
+    lowest_peak_bytes: int
+    lowest_peak_lower_bound_bytes: int
     values: tuple[Value, ...]
     notes: tuple[str, ...] = ()
 
@@ -93,17 +101,25 @@ class Report:
         """A few lines: budget, peak, time."""
         ratio = self.solution.seconds / self.baseline_seconds if self.baseline_seconds else 1.0
         of_baseline = _ratio(self.peak_bytes, self.baseline_peak_bytes)
+        least = mib(self.lowest_peak_lower_bound_bytes)
         milliseconds = f"{self.solution.seconds * 1e3:.2f} ms"
         rows = [
             ("budget", _budget(self)),
             ("predicted peak", f"{mib(self.peak_bytes)}, {of_baseline} of the peak without fxremat"),
             ("saved for the backward", mib(self.saved_bytes)),
             ("predicted time", f"{milliseconds}, {ratio - 1:+.1%} against the time without fxremat"),
+            ("lower bound", self._bound()),
+            ("lowest peak", f"{mib(self.lowest_peak_bytes)} found, {least} at least for any plan"),
             ("recomputed nodes", f"{sum(self.solution.mirror_counts.values())} of {self.num_nodes}"),
             ("planner", f"{self.solution.planner}, {self.planning_seconds:.2f} s"),
         ]
         rows += [("note", note) for note in self.notes]
         return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
+
+    def _bound(self) -> str:
+        within = "at this peak" if self.budget_bytes is None else "within this budget"
+        least = f"at least {self.solution.lower_bound_seconds * 1e3:.2f} ms {within}"
+        return f"{least}: at most {math.ceil(self.gap * 1000) / 1000:.1%} from optimal"
 
     def table(self, limit: int | None = 30) -> str:
         """The values by module and source line, those with most bytes first.
@@ -148,6 +164,8 @@ def make_report(
     compiler: str,
     budget: int | float | str | None,
     budget_bytes: int | None,
+    lowest_peak_bytes: int,
+    lowest_peak_lower_bound_bytes: int,
     planning_seconds: float,
 ) -> Report:
     """The report of a planned graph."""
@@ -161,9 +179,18 @@ def make_report(
         baseline.seconds,
         len(graph.nodes) - graph.num_inputs,
         planning_seconds,
+        _gap(solution),
+        lowest_peak_bytes,
+        lowest_peak_lower_bound_bytes,
         tuple(_values(graph, problem, profile, solution)),
         tuple(_notes(graph, {life.name for life in profile.saved})),
     )
+
+
+def _gap(solution: Solution) -> float:
+    if solution.lower_bound_seconds <= 0:
+        return 0.0 if solution.seconds <= 0 else math.inf
+    return solution.seconds / solution.lower_bound_seconds - 1
 
 
 def _notes(graph: JointGraph, saved: set[str]) -> Iterable[str]:

@@ -85,18 +85,21 @@ def bind(graph: JointGraph, schedule: Sequence[str]) -> Binding:
 
 
 def _bind_nodes(graph: JointGraph, nodes: Sequence[int]) -> Binding:
-    latest: list[int | None] = [None] * len(graph.nodes)
+    operands = [node.operands for node in graph.nodes]
+    latest: list[int | None] = [None] * len(operands)
+    latest_of = latest.__getitem__
     reads: list[tuple[int | None, ...]] = []
     mirrors: list[bool] = []
     for step, position in enumerate(nodes):
-        read = tuple([latest[operand] for operand in graph.nodes[position].operands])
+        read = tuple(map(latest_of, operands[position]))
         if None in read:
             _check_inputs(graph, step, position, read)
         reads.append(read)
         mirrors.append(latest[position] is not None)
         latest[position] = step
     boundary = _boundary(graph, nodes, mirrors)
-    return Binding(tuple(nodes), tuple(reads), boundary, _outputs(graph, nodes, boundary), tuple(mirrors))
+    outputs = _outputs(graph, nodes, boundary, latest)
+    return Binding(tuple(nodes), tuple(reads), boundary, outputs, tuple(mirrors))
 
 
 def _check_inputs(graph: JointGraph, step: int, position: int, read: Sequence[int | None]) -> None:
@@ -108,25 +111,27 @@ def _check_inputs(graph: JointGraph, step: int, position: int, read: Sequence[in
 
 
 def _boundary(graph: JointGraph, nodes: Sequence[int], mirrors: Sequence[bool]) -> int:
-    last = max(
-        (
-            step
-            for step, node in enumerate(nodes)
-            if not mirrors[step] and graph.nodes[node].phase is Phase.FORWARD
-        ),
-        default=-1,
-    )
-    boundary = last + 1
+    boundary = len(nodes)
+    while boundary and (mirrors[boundary - 1] or graph.nodes[nodes[boundary - 1]].phase is not Phase.FORWARD):
+        boundary -= 1
     while boundary < len(nodes) and graph.nodes[nodes[boundary]].leader is not None:
         boundary += 1
     return boundary
 
 
-def _outputs(graph: JointGraph, nodes: Sequence[int], boundary: int) -> tuple[int, ...]:
-    in_forward = {node: step for step, node in enumerate(nodes[:boundary])}
-    anywhere = {node: step for step, node in enumerate(nodes)}
+def _outputs(
+    graph: JointGraph, nodes: Sequence[int], boundary: int, latest: Sequence[int | None]
+) -> tuple[int, ...]:
+    missing = {node for node in graph.forward_outputs if node is not None and node >= graph.num_inputs}
+    in_forward: dict[int, int] = {}
+    for step in range(boundary - 1, -1, -1) if missing else ():
+        if nodes[step] in missing:
+            in_forward[nodes[step]] = step
+            missing.remove(nodes[step])
+            if not missing:
+                break
     steps = [in_forward.get(node) for node in graph.forward_outputs if node is not None]
-    steps += [anywhere.get(node) for node in graph.backward_outputs if node is not None]
+    steps += [latest[node] for node in graph.backward_outputs if node is not None]
     return tuple(dict.fromkeys(step for step in steps if step is not None))
 
 
@@ -317,42 +322,52 @@ def _forward_order(graph: JointGraph, early: Sequence[int]) -> Iterable[int]:
 
 
 class _Placement:
-    """The growing V' of Algorithm 2. A copy is a pair (node, level); level 0 ran in the forward."""
+    """The growing V' of Algorithm 2. A copy is a pair (node, level); level 0 ran in the forward.
+
+    A pair is the number ``node * levels + level``, so that numbers stand in the order of nodes.
+    """
 
     def __init__(self, graph: JointGraph, counts: Sequence[int], early: Sequence[int]) -> None:
         self.graph = graph
         self.counts = counts
+        self.levels = max(counts) + 1
         self.order = list(_forward_order(graph, early))
-        self.placed = {(node, 0) for node in (*range(graph.boundary), *early)}
+        self.placed = {node * self.levels for node in (*range(graph.boundary), *early)}
 
     def place(self, node: int) -> None:
         """Append the last copy of a node behind those of its ancestors that are missing."""
-        missing: set[tuple[int, int]] = set()
-        stack = [(_operator(self.graph, node), self.counts[node])]
+        missing: set[int] = set()
+        stack = [_operator(self.graph, node) * self.levels + self.counts[node]]
         while stack:
             copy = stack.pop()
-            if copy in self.placed or copy in missing:
-                continue
-            missing.add(copy)
-            stack.extend(self._operands(copy))
+            if copy not in self.placed and copy not in missing:
+                missing.add(copy)
+                self._push_operands(copy, stack)
         for copy in sorted(missing):
             self._append(copy)
 
-    def _append(self, copy: tuple[int, int]) -> None:
-        position, level = copy
+    def _append(self, copy: int) -> None:
+        nodes = self.graph.nodes
+        position, level = divmod(copy, self.levels)
         while True:
-            if level == 0 or self.graph.nodes[position].keep is None:
+            if level == 0 or nodes[position].keep is None:
                 self.order.append(position)
-                self.placed.add((position, level))
+                self.placed.add(position * self.levels + level)
             position += 1
-            if position == len(self.graph.nodes) or self.graph.nodes[position].leader is None:
+            if position == len(nodes) or nodes[position].leader is None:
                 return
 
-    def _operands(self, copy: tuple[int, int]) -> Iterable[tuple[int, int]]:
-        """The copies that a copy reads, each by the operator that it is placed with."""
-        position, level = copy
+    def _push_operands(self, copy: int, stack: list[int]) -> None:
+        """Put the copies that a copy reads on the stack, each by the operator that it is placed with."""
+        nodes, counts = self.graph.nodes, self.counts
+        position, level = divmod(copy, self.levels)
         is_last = position >= self.graph.boundary
-        for operand in self.graph.nodes[position].operands:
-            if operand >= self.graph.num_inputs:
-                count = self.counts[operand]
-                yield _operator(self.graph, operand), count if is_last else min(level, count)
+        for operand in nodes[position].operands:
+            if operand < self.graph.num_inputs:
+                continue
+            count = counts[operand]
+            if not is_last and level < count:
+                count = level
+            if nodes[operand].leader is not None:
+                operand = _operator(self.graph, operand)
+            stack.append(operand * self.levels + count)

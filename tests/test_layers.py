@@ -16,6 +16,7 @@ import pytest
 # A module imports only from modules listed above it. `planners.*` are the planners without an entry
 # of their own: they do not know each other. `planners` is their registry.
 LAYERS = (
+    "mincut",
     "_torch",
     "_compilers",
     "errors",
@@ -39,6 +40,8 @@ LAYERS = (
     "measure",
     "calibrate",
     "cost",
+    "closures",
+    "bounds",
     "planners.base",
     "planners.cuts",
     "planners.condensed",

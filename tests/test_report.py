@@ -44,6 +44,8 @@ def report_of(graph: JointGraph, schedule: Schedule, budget: int | float | str |
         compiler="eager",
         budget=budget,
         budget_bytes=budget if isinstance(budget, int) else None,
+        lowest_peak_bytes=2**20,
+        lowest_peak_lower_bound_bytes=2**19,
         planning_seconds=0.25,
     )
 
@@ -134,6 +136,8 @@ def test_the_summary() -> None:
         "predicted peak",
         "saved for the backward",
         "predicted time",
+        "lower bound",
+        "lowest peak",
         "recomputed nodes",
         "planner",
     )
@@ -142,8 +146,27 @@ def test_the_summary() -> None:
     assert lines[1].endswith("8388608 = 8.00 MiB for this graph")
     assert "MiB, " in lines[2] and lines[2].endswith("% of the peak without fxremat")
     assert lines[3].endswith("2.25 MiB")
-    assert lines[5].endswith("1 of 9")
-    assert lines[6].endswith("mine, 0.25 s")
+    assert "ms within this budget: at most " in lines[5] and lines[5].endswith("% from optimal")
+    assert lines[6].endswith("1.00 MiB found, 0.50 MiB at least for any plan")
+    assert lines[7].endswith("1 of 9")
+    assert lines[8].endswith("mine, 0.25 s")
+
+
+def test_the_gap_is_never_rounded_down() -> None:
+    """What is printed is still a bound; without a budget it is that of the plan's own peak."""
+    graph = drawn()
+    report = report_of(graph, Schedule(graph.names))
+    solution = replace(report.solution, seconds=1.00101, lower_bound_seconds=1.0)
+    assert (
+        replace(report, solution=solution, gap=0.00101)
+        .summary()
+        .splitlines()[5]
+        .endswith("at least 1000.00 ms at this peak: at most 0.2% from optimal")
+    )
+    assert (
+        report_of(graph, Schedule(graph.names)).gap
+        == report.solution.seconds / report.solution.lower_bound_seconds - 1
+    )
 
 
 @pytest.mark.parametrize(
