@@ -21,7 +21,6 @@ from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
 from fxremat.schedule import bind
 
-
 SEGMENT = "fxremat_segment"  # key in the fx meta of the backward's nodes: a segment of recomputation
 
 
@@ -103,11 +102,11 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     """Make each recomputed segment of a backward graph wait for what stands before it.
 
     A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
-    the backward's start, and the memory comes back. The first mirror of each segment (``kernels.segments``) is
-    made to wait for the last value before it. Only operators that get a buffer of their own in any case take
-    part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more, and loops
-    alone run with their readers. Every node is told its segment, so that the compiler can be kept from fusing
-    loops of two segments (``may_fuse``).
+    the backward's start, and the memory comes back. The first mirror of each segment (``kernels.segments``)
+    is made to wait for the last value before it. Only operators that get a buffer of their own in any case
+    take part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more, and
+    loops alone run with their readers. Every node is told its segment, so that the compiler can be kept from
+    fusing loops of two segments (``may_fuse``).
 
     Returns:
         How many dependencies were added.
@@ -120,7 +119,7 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     waited = 0
     for node, own, number in zip(nodes, owns, numbers, strict=True):
         node.meta[SEGMENT] = number
-        if own and number != waited:
+        if own and MIRROR in node.meta and number != waited:
             waited = number
             if before is not None:
                 waits[node] = before

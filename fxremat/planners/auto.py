@@ -1,7 +1,7 @@
 """The plan with the least time that fits the budget, among all at hand.
 
-The graph is condensed first (``condensed.py``), so that a plan is found and weighed in milliseconds. Then, for
-each of a row of budgets between the least that a plan can be found for and what keeping everything takes:
+The graph is condensed first (``condensed.py``), so that a plan is found and weighed in milliseconds. Then,
+for each of a row of budgets between the least that a plan can be found for and what keeping everything takes:
 
 1. the dynamic programme over blocks (``persistent.py``) has plans that fit;
 2. ``evict`` runs through the operators under the budget, dropping what is cheapest to have again; a few times
@@ -9,9 +9,9 @@ each of a row of budgets between the least that a plan can be found for and what
 3. the plan of the budget below is a start as well, so that more memory never costs time;
 4. ``retain`` uses up what room is left by dropping recomputations.
 
-The best of each budget is measured exactly. The frontier of all measured points does not depend on any budget,
-hence a smaller budget never gives a higher peak. Work is bounded in steps, not in seconds, so the same graph
-gives the same plan everywhere.
+The best of each budget is measured exactly. The frontier of all measured points does not depend on any
+budget, hence a smaller budget never gives a higher peak. A graph of few operators has the plans of ``exact``
+besides. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ class Operator:
         remakes: The buffers that each further run allocates.
         seconds: What one run takes, that of inlined nodes included.
         scratch_bytes: What it allocates and frees again while it runs.
+        ends_forward: Whether the backward begins behind it at the earliest.
         runs_at_most: How often it may run.
         is_loop: Whether it runs in one call with the loops around it, as Inductor has it on a CPU: what they
             read and make is live throughout.
@@ -52,6 +53,7 @@ class Operator:
     remakes: tuple[int, ...]
     seconds: float
     scratch_bytes: int
+    ends_forward: bool
     runs_at_most: int
     is_loop: bool
     may_move: bool
@@ -81,6 +83,11 @@ class Condensed:
     pinned: tuple[bool, ...]
     inlined: frozenset[int]
 
+    @property
+    def forwards(self) -> int:
+        """How many operators run before the backward begins."""
+        return sum(operator.ends_forward for operator in self.operators)
+
     def seconds(self, plan: Iterable[int]) -> float:
         """What the operators of a plan take."""
         return sum(self.operators[operator].seconds for operator in plan)
@@ -94,7 +101,7 @@ class Condensed:
         nodes = self.graph.nodes
         order: list[int] = []
         ran_at = [-1] * len(nodes)
-        started = 0
+        forwards, started = self.forwards, 0
         first_backward = UNLIMITED
 
         def run(node: int) -> None:
@@ -106,7 +113,7 @@ class Condensed:
 
         for index in plan:
             operator = self.operators[index]
-            if started == self.boundary and first_backward == UNLIMITED:
+            if started == forwards and first_backward == UNLIMITED:
                 first_backward = len(order)
             for node in operator.free:
                 at = ran_at[node]
@@ -117,7 +124,7 @@ class Condensed:
                 if at < 0 or is_late or any(ran_at[operand] > at for operand in nodes[node].operands):
                     run(node)
             is_again = ran_at[operator.members[0]] >= 0
-            started += not is_again and index < self.boundary
+            started += not is_again and operator.ends_forward
             for node in operator.members:
                 if not (is_again and nodes[node].keep is not None):
                     run(node)
@@ -141,9 +148,7 @@ def condense(
 class _Condenser:
     """One pass over the nodes."""
 
-    def __init__(
-        self, graph: JointGraph, costs: Costs, inlined: frozenset[int], joins_calls: bool
-    ) -> None:
+    def __init__(self, graph: JointGraph, costs: Costs, inlined: frozenset[int], joins_calls: bool) -> None:
         self.graph = graph
         self.joins_calls = joins_calls
         self.costs = costs
@@ -193,7 +198,8 @@ class _Condenser:
         each = self.graph.nodes[node]
         if node < self.graph.num_inputs or each.creates:
             return False
-        return each.shares is not None or not any(self.graph.nodes[read].views for read in each.operands)
+        others = (read for read in each.operands if read != each.shares)
+        return not any(self.graph.nodes[read].views for read in others)
 
     def _may_be_free(self, node: int, returned: frozenset[int]) -> bool:
         """Whether a node, and the ``getitem`` that follow it, may run anywhere and any number of times."""
@@ -240,6 +246,7 @@ class _Condenser:
             tuple(buffers[storage] for storage in remade),
             sum(costs.of_node(graph, node) for node in group) + self._inlined_seconds(inlined),
             max((graph.scratch_bytes[node] for node in group), default=0) if graph.scratch_bytes else 0,
+            nodes[0].phase is Phase.FORWARD,
             1 if is_kept or is_late else min(limits, default=UNLIMITED),
             self._is_loop(group[0]),
             not any(node.ordered for node in nodes),

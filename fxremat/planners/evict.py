@@ -60,7 +60,8 @@ class _Run:
         self.prices = [operator.seconds * operator.worth * factor for operator, factor in priced]
         self.size, self.maker, self.pinned = condensed.size, condensed.maker, condensed.pinned
         self.readers = readers(condensed)
-        self.order, self.boundary = order, condensed.boundary
+        ends = (place for place, each in enumerate(order) if self.operators[each].ends_forward)
+        self.order, self.boundary = order, max(ends, default=-1) + 1
         self.budget, self.power = budget, distance_power
         self.tangent_bytes = condensed.graph.tangent_bytes
         count = len(self.size)
@@ -82,7 +83,8 @@ class _Run:
 
     def plan(self) -> tuple[int, ...] | None:
         longest = MAX_RUNS * len(self.order)
-        for self.place, operator in enumerate(self.order):
+        for place, operator in enumerate(self.order):
+            self.place = place
             if self.place == self.boundary:
                 self._begin_backward()
             if not self._run_with_operands(operator) or len(self.order_run) > longest:
@@ -92,16 +94,16 @@ class _Run:
     def _begin_backward(self) -> None:
         self.live += self.tangent_bytes
         for buffer, maker in enumerate(self.maker):
-            if self.operators[maker].must_repeat and self.resident[buffer] and not self.pinned[buffer]:
-                if self._price(buffer) is not None:
-                    self._evict(buffer)
+            is_held = self.resident[buffer] and not self.pinned[buffer]
+            if self.operators[maker].must_repeat and is_held and self._price(buffer) is not None:
+                self._evict(buffer)
 
     # -- running
 
     def _run_with_operands(self, operator: int) -> bool:
         """Run an operator behind those whose results it needs and are not there."""
         self._lock(operator)
-        if all([self.resident[buffer] for buffer in self.operators[operator].reads]):
+        if all(self.resident[buffer] for buffer in self.operators[operator].reads):
             return self._run(operator)
         tasks = [operator]
         while tasks:
@@ -200,7 +202,7 @@ class _Run:
         if self.runs[self.maker[buffer]] >= maker.runs_at_most:
             return None
         seconds = self._seconds(buffer)
-        around = {}
+        around: dict[int, None] = {}
         for operand in maker.reads:
             if self.evicted[operand]:
                 around[self.around.find(operand)] = None
@@ -250,11 +252,11 @@ class _Run:
                 continue
             self.evicted[each] = True
             self.around.enter(each, self._seconds(each), self._evicted_around(each))
-            for operand in self.operators[self.maker[each]].reads:
+            operands = self.operators[self.maker[each]].reads
+            for operand in operands:
                 self.waiting[operand] += 1
                 self.needed_at[operand] = needed_at
-                if not self.resident[operand]:
-                    stack.append(operand)
+            stack += [operand for operand in operands if not self.resident[operand]]
 
     def _evicted_around(self, buffer: int) -> Iterable[int]:
         yield from (each for each in self.operators[self.maker[buffer]].reads if self.evicted[each])

@@ -1,9 +1,9 @@
 """Order: a better order of the operators, which costs no time.
 
-The order is the graph's own, but for this: an operator that frees at least what it allocates runs as soon as
-all that it reads is there. Such are weight gradients, which free an activation and allocate less, and sums of
-gradients, which end two lives and begin one. Effects and random numbers keep their order among each other, and
-the backward begins where the forward has ended. O(n log n).
+The order is the graph's own, but for this: an operator that frees at least what it allocates runs as soon
+as all that it reads is there. Such are weight gradients, which free an activation and allocate less, and sums
+of gradients, which end two lives and begin one. Effects and random numbers keep their order among each other,
+and the backward begins where the forward has ended. O(n log n).
 """
 
 from __future__ import annotations

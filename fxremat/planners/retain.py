@@ -72,9 +72,8 @@ class Runs:
             latest_run[self.indices[run]] = run
 
     def _boundary(self) -> int:
-        forward = self.condensed.boundary
-        firsts = (r for r, before in enumerate(self.previous) if before is None and self.indices[r] < forward)
-        return max(firsts, default=-1) + 1
+        firsts = (run for run, before in enumerate(self.previous) if before is None)
+        return max((run for run in firsts if self.operators[run].ends_forward), default=-1) + 1
 
     def _calls(self) -> tuple[list[int], list[int]]:
         """For each run the first and the last of the call that it is a part of."""
@@ -127,7 +126,7 @@ class Runs:
 
     def _seconds(self, run: int) -> float:
         """Seconds of a run and of the recomputations that serve it alone."""
-        total, stack = 0.0, [run]
+        total, stack, seen = 0.0, [run], {run}
         while stack:
             each = stack.pop()
             total += self.operators[each].seconds * self.operators[each].worth
@@ -135,7 +134,8 @@ class Runs:
                 is_alone = all(
                     by == [each] if made == buffer else not by for made, by in self.readers[source].items()
                 )
-                if self.previous[source] is not None and is_alone:
+                if self.previous[source] is not None and is_alone and source not in seen:
+                    seen.add(source)
                     stack.append(source)
         return total
 
@@ -187,11 +187,11 @@ class Runs:
             last = self.death(source, buffer)
             self.readers[source][buffer].remove(run)
             self._change(self.death(source, buffer) + 1, last, -self.condensed.size[buffer])
-            if self.previous[source] is not None and not any(self.readers[source].values()):
-                if self.is_there[source]:
-                    for made in self.readers[source]:
-                        self._change(self.first[source], self.last[source], -self.condensed.size[made])
-                    self._forget(source)
+            is_idle = not any(self.readers[source].values())
+            if self.previous[source] is not None and is_idle and self.is_there[source]:
+                for made in self.readers[source]:
+                    self._change(self.first[source], self.last[source], -self.condensed.size[made])
+                self._forget(source)
 
     def _change(self, first: int, last: int, size: int) -> None:
         if last >= first:
