@@ -49,6 +49,7 @@ class Options:
         inductor: Options for Inductor, those of ``mode`` included.
         inplace: Whether ``compiler="eager"`` writes results over operands that die, where that is safe.
             Inductor decides that for itself; its own option is ``inplace_buffers``.
+        time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds.
     """
 
     budget: Budget = None
@@ -58,6 +59,7 @@ class Options:
     on_error: str = "raise"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     inplace: bool = True
+    time_limit_seconds: float | None = None
 
     @property
     def fusion(self) -> str:
@@ -80,6 +82,7 @@ class Options:
 
     def _check(self) -> None:
         check_budget(self.budget)
+        check_time_limit(self.time_limit_seconds)
         _check_choice("compiler", self.compiler, COMPILERS)
         _check_choice("on_error", self.on_error, ON_ERROR)
         _check_choice("inplace", self.inplace, (True, False))
@@ -96,7 +99,7 @@ class Options:
                 raise InvalidOptionError.unknown(name, (*OWN, *known))
 
 
-OWN = ("budget", "planner", "compiler", "cost", "on_error", "inplace")
+OWN = ("budget", "planner", "compiler", "cost", "on_error", "inplace", "time_limit_seconds")
 
 
 def memory_model(compiler: str, inplace: bool = True) -> str:
@@ -130,6 +133,13 @@ def check_budget(budget: object) -> None:
         raise InvalidOptionError(
             "budget", f"{budget!r} is no fraction; give bytes as an int, such as {int(budget)}."
         )
+
+
+def check_time_limit(seconds: object) -> None:
+    """Raise InvalidOptionError unless it is None or a positive number."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and 0 < seconds < math.inf):  # type: ignore[operator]
+        raise InvalidOptionError.bad_value("time_limit_seconds", seconds, ("None", "a positive number"))
 
 
 def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:

@@ -7,6 +7,7 @@ Everything that decides is a pure function of its arguments; the same graph and 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from fxremat.errors import InfeasibleBudgetError, InvalidOptionError
 from fxremat.fusion import FUSIONS
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
-from fxremat.options import Budget, Options, resolve_budget
+from fxremat.options import Budget, Options, check_time_limit, resolve_budget
 from fxremat.partition import order_recomputation, partition
 from fxremat.planners import PLANNERS, Problem, Solution
 from fxremat.planners.auto import baseline_plan, pareto
@@ -39,16 +40,19 @@ def make_problem(
     cost: str | Mapping[str, float] = "roofline",
     fusion: str = "inductor",
     static_inputs: Sequence[int] = (),
+    time_limit_seconds: float | None = None,
 ) -> Problem:
     """The planning problem of a graph."""
+    check_time_limit(time_limit_seconds)
     if fusion not in FUSIONS:
         raise InvalidOptionError.bad_value("fusion", fusion, FUSIONS)
 
+    @functools.cache
     def min_cut_saved() -> Sequence[str]:
         assert graph.module is not None
         return _torch.min_cut_saved(graph.module, len(graph.forward_outputs), static_inputs)
 
-    return Problem(graph, costs(graph, cost), fusion, min_cut_saved)
+    return Problem(graph, costs(graph, cost), fusion, min_cut_saved, time_limit_seconds)
 
 
 def plan(
@@ -57,6 +61,7 @@ def plan(
     planner: str | Callable[..., Any] = "auto",
     cost: str | Mapping[str, float] = "roofline",
     fusion: str = "inductor",
+    time_limit_seconds: float | None = None,
 ) -> Solution:
     """The least-time solution of a planner whose predicted peak fits the budget.
 
@@ -69,12 +74,14 @@ def plan(
         cost: ``"roofline"``, ``"measured"``, or seconds by node name.
         fusion: The memory model: ``"inductor"``; ``"inplace"``, which is the backend's for
             ``compiler="eager"``; or ``"none"``, where every value has a buffer of its own.
+        time_limit_seconds: About how long ``"auto"`` may search. The limit is counted in steps, so that the
+            plan is the same on every machine; None stands for a few seconds, less per node for large graphs.
 
     Raises:
         InfeasibleBudgetError: None of the planner's solutions fits.
         InvalidOptionError: An option has no such value.
     """
-    problem = make_problem(graph, cost, fusion)
+    problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
     budget_bytes = resolve_budget(budget, baseline_plan(problem).peak_bytes)
     solution = choose(problem, solve(problem, planner), budget, budget_bytes)
     return bounded(problem, bounds_of(problem), solution, budget_bytes)
@@ -85,6 +92,7 @@ def frontier(
     planner: str | Callable[..., Any] = "auto",
     cost: str | Mapping[str, float] = "roofline",
     fusion: str = "inductor",
+    time_limit_seconds: float | None = None,
 ) -> tuple[Solution, ...]:
     """The solutions that budgets are served from: no other of the planner's beats one in both peak and time.
 
@@ -93,6 +101,7 @@ def frontier(
         planner: As for ``plan``.
         cost: As for ``plan``.
         fusion: As for ``plan``.
+        time_limit_seconds: As for ``plan``.
 
     Returns:
         Solutions with strictly falling peak and strictly rising time, each with the bound for its own peak.
@@ -100,7 +109,7 @@ def frontier(
     Raises:
         InvalidOptionError: An option has no such value.
     """
-    problem = make_problem(graph, cost, fusion)
+    problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
     bounds = bounds_of(problem)
     return tuple(bounded(problem, bounds, solution) for solution in pareto(solve(problem, planner)))
 
@@ -191,7 +200,7 @@ def planned(graph: JointGraph, options: Options, static_inputs: Sequence[int] = 
         FxrematError: One of the family.
     """
     start = time.perf_counter()
-    problem = make_problem(graph, options.cost, options.fusion, static_inputs)
+    problem = make_problem(graph, options.cost, options.fusion, static_inputs, options.time_limit_seconds)
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
     solutions = solve(problem, options.planner)

@@ -182,7 +182,12 @@ def _operator(graph: JointGraph, position: int) -> int:
 
 def prune(graph: JointGraph, schedule: Sequence[str]) -> Schedule:
     """Leave out every occurrence whose value nobody reads: no output, no effect, no reader."""
-    return _prune(graph, bind(graph, schedule)).schedule(graph)
+    return bind_needed(graph, schedule).schedule(graph)
+
+
+def bind_needed(graph: JointGraph, schedule: Sequence[str]) -> Binding:
+    """What ``prune`` leaves, resolved already."""
+    return _prune(graph, bind(graph, schedule))
 
 
 def _prune(graph: JointGraph, binding: Binding) -> Binding:

@@ -24,40 +24,51 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from fxremat.errors import InvalidOptionError
 from fxremat.fusion import lower
-from fxremat.planners import drop_cheap, min_cut, persistent
+from fxremat.planners import drop_cheap, exact, min_cut, persistent
 from fxremat.planners.base import Problem, Solution
 from fxremat.planners.condensed import Condensed, condense, never_materialised
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
 from fxremat.planners.retain import Runs, retain
-from fxremat.schedule import Schedule, bind, prune
+from fxremat.schedule import Schedule, bind
 
-MAX_BUDGETS, MIN_BUDGETS = 32, 8  # for which plans are looked for
+MAX_BUDGETS, MIN_BUDGETS = 32, 6  # for which plans are looked for
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
-STARTS = 2  # plans of the dynamic programme that are improved per budget, the fastest
+TRIES_PER_BUDGET = 8  # at least, where there are enough
+MAX_TRIES, FEW_NODES = 384, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
+STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
+ENOUGH_TRIES = 64  # for each variant of the condensed graph
+MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
 PLAIN = 2  # attempts without noise
 NOISE = 0.3  # standard deviation of the logarithm of the other prices
 PROMISING = 1.1  # how much slower than the best an attempt may be that is still worth improving
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
-BISECTIONS = 12  # to find the least budget
+PRECISION = 1.01  # with which the least budget is found
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
     """The default, which serves no budget at all, then the frontier by falling peak."""
     default = _default_plan(problem)
-    found = [default, problem.identity("auto"), *drop_cheap.plan(problem)]
-    graph = problem.graph
-    inlined = _inlined(problem, default)
-    # On a CPU the buffers of neighbouring loops live longer, but not all of them: plan for both.
-    variants = (False, True) if inlined and graph.is_on_cpu else (False,)
+    graph, inlined = problem.graph, _inlined(problem, default)
+    # On a CPU the buffers of neighbouring loops live longer, but not all: plan for both if there is time.
+    variants = [True, False] if inlined and graph.is_on_cpu else [False]
+    tries = _tries(problem, len(graph.nodes))
+    variants = variants[: max(1, tries // ENOUGH_TRIES)]
     schedules: dict[Schedule, None] = {}
     for joins_calls in variants:
         condensed = condense(graph, problem.costs, inlined, joins_calls)
-        for each in _Search(condensed, problem.max_steps // len(variants)).plans():
-            schedules[prune(graph, condensed.schedule(each))] = None
-    found += [problem.evaluate(each, "auto") for each in schedules if problem.allows(each)]
+        plans = _Search(condensed, tries // len(variants)).plans()
+        schedules |= dict.fromkeys(map(condensed.schedule, plans))
+    found = [problem.evaluate_needed(each, "auto") for each in schedules]
+    found = [each for each in found if problem.allows(each.schedule)]
+    found += [default, *_proved(problem, len(condensed.operators))]
+    if tries >= ENOUGH_TRIES:
+        found += drop_cheap.plan(problem)
+    if not any(map(problem.allows, schedules)):
+        found.append(problem.identity("auto"))
     return (default, *pareto(found))
 
 
@@ -74,6 +85,23 @@ def _default_plan(problem: Problem) -> Solution:
         return min_cut.plan(problem)[0]
     wished = {node.name: 1 for node in problem.graph.nodes if node.wish == "recompute"}
     return problem.mirror(wished, "keep_all")
+
+
+def _tries(problem: Problem, nodes: int) -> int:
+    """How many plans may be tried: as the time limit says, else fewer the larger the graph is."""
+    if problem.time_limit_seconds is not None:
+        return round(problem.time_limit_seconds * STEPS_PER_SECOND / max(1, nodes))
+    return int(MAX_TRIES * min(1.0, math.sqrt(FEW_NODES / max(1, nodes)) ** 3))
+
+
+def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:
+    """The proved frontier of a small graph; nothing where a search would take long."""
+    if operators > MAX_PROVED or (problem.fusion != "none" and problem.graph.fx_nodes):
+        return ()
+    try:
+        return exact.plan(problem, MAX_PROVED_STATES)
+    except InvalidOptionError:  # it gave up
+        return ()
 
 
 def pareto(solutions: Iterable[Solution]) -> list[Solution]:
@@ -102,16 +130,15 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """Plans for a row of budgets, within a number of steps."""
+    """Plans for a row of budgets, within a number of tries."""
 
-    def __init__(self, condensed: Condensed, max_steps: int) -> None:
+    def __init__(self, condensed: Condensed, tries: int) -> None:
         self.condensed = condensed
         own = tuple(range(len(condensed.operators)))
         self.everything = max(1, Runs(condensed, own).peak_bytes)
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
         self.persistent = sorted(persistent.plans(condensed), key=lambda each: each.seconds)
-        tries = max_steps // max(1, len(own))
-        self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, tries // 8))
+        self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, tries // TRIES_PER_BUDGET))
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
         self.lowest: list[_Found] = []  # the plan for the least budget that ``evict`` can serve, if any
         self.best: dict[int, _Found] = {}  # of each budget, ascending
@@ -134,9 +161,9 @@ class _Search:
 
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
-        low, high = 0, self.everything
-        for _ in range(BISECTIONS):
-            middle = (low + high) // 2
+        low, high = self._least_need(), self.everything
+        while low * PRECISION < high:
+            middle = round(math.sqrt(low * high))
             plans = (evict(self.condensed, order, middle, 1.0) for order in self.orders)
             lowest = next((each for each in plans if each is not None), None)
             if lowest is None:
@@ -148,6 +175,16 @@ class _Search:
         ratio = max(1.0, self.everything / least) ** (1 / count)
         return sorted({least, *(round(least * ratio**step) for step in range(1, count + 1))})
 
+    def _least_need(self) -> int:
+        """What no plan in the graph's own order goes below: an operator, and what is returned by then."""
+        size, pinned = self.condensed.size, self.condensed.pinned
+        returned, need = 0, 1
+        for operator in self.condensed.operators:
+            held = sum(size[buffer] for buffer in (*operator.reads, *operator.makes) if not pinned[buffer])
+            returned += sum(size[buffer] for buffer in operator.makes if pinned[buffer])
+            need = max(need, held + returned)
+        return need
+
     def _widest_gap(self) -> tuple[int, int]:
         """The neighbouring budgets between which time falls the most."""
         pairs = itertools.pairwise(self.best)
@@ -155,7 +192,7 @@ class _Search:
 
     def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
         """All plans for a budget; those found for less are starts."""
-        starts = [each.operators for each in self.persistent if each.peak_bytes <= budget][:STARTS]
+        starts = [each.operators for each in self.persistent if each.peak_bytes <= budget][:1]
         found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]
         for each in self._attempts(budget, found):
             if not found or self.condensed.seconds(each) < min(found).seconds * PROMISING:

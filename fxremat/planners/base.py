@@ -17,7 +17,7 @@ from fxremat.errors import ScheduleError
 from fxremat.fusion import lower
 from fxremat.graph import JointGraph
 from fxremat.memory import measure
-from fxremat.schedule import Binding, Schedule, bind, expand_bound, validate
+from fxremat.schedule import Binding, Schedule, bind, bind_needed, expand_bound, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,15 @@ class Problem:
         costs: Seconds of its nodes.
         fusion: The memory model: ``"none"``, ``"inplace"`` or ``"inductor"``.
         min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
-        max_steps: How many operators a search may run in simulation, all plans together.
+        time_limit_seconds: About how long a search may take; None: as the planner sees fit for the graph's
+            size. It is turned into a number of steps, so that a plan does not depend on the machine's load.
     """
 
     graph: JointGraph
     costs: Costs
     fusion: str
     min_cut_saved: Callable[[], Sequence[str]] = tuple
-    max_steps: int = 100_000
+    time_limit_seconds: float | None = None
 
     @functools.cached_property
     def lower_bound_seconds(self) -> float:
@@ -89,6 +90,10 @@ class Problem:
     def evaluate(self, schedule: Sequence[str], planner: str) -> Solution:
         """The solution that a schedule is."""
         return self._evaluate(bind(self.graph, schedule), planner)
+
+    def evaluate_needed(self, schedule: Sequence[str], planner: str) -> Solution:
+        """The solution that a schedule is without what nobody reads; see ``prune``."""
+        return self._evaluate(bind_needed(self.graph, schedule), planner)
 
     def mirror(self, counts: Mapping[str, int], planner: str, early: Sequence[str] = ()) -> Solution:
         """The solution of mirror counts, by Algorithm 2; see ``expand``."""

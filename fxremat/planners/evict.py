@@ -77,6 +77,9 @@ class _Run:
         self.runs = [0] * len(self.operators)
         self.around = _DisjointSets(count)
         self.queue: list[tuple[float, int]] = []
+        size = self.size
+        self.made_bytes = [sum([size[each] for each in one.makes]) for one in self.operators]
+        self.remade_bytes = [sum([size[each] for each in one.remakes]) for one in self.operators]
         self.live = self.place = 0
         self.call: list[int] = []  # buffers that loops of the call under way have read
         self.order_run: list[int] = []
@@ -127,21 +130,21 @@ class _Run:
 
     def _run(self, index: int) -> bool:
         operator = self.operators[index]
-        made = operator.remakes if self.runs[index] else operator.makes
-        if not operator.is_loop:
+        is_again = self.runs[index] > 0
+        made = operator.remakes if is_again else operator.makes
+        if self.call and not operator.is_loop:
             self._end_call()
-        needed = operator.scratch_bytes + sum(self.size[buffer] for buffer in made)
-        if not self._make_room(needed):
+        needed = operator.scratch_bytes + (self.remade_bytes if is_again else self.made_bytes)[index]
+        if self.live + needed > self.budget and not self._make_room(needed):
             return False
         self.runs[index] += 1
         self.order_run.append(index)
         for buffer in made:
             if not self.resident[buffer] and self._is_wanted(buffer):
                 self._make_resident(buffer)
-        for buffer in operator.reads:
-            uses = self.uses[buffer]
-            while uses and uses[-1] <= self.place and index == self.order[self.place]:
-                uses.pop()
+        if not is_again:  # the only run that the order asks for
+            for buffer in operator.reads:
+                self.uses[buffer].pop()
         self.call += operator.reads
         if not operator.is_loop:
             self._end_call()

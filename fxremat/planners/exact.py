@@ -45,8 +45,12 @@ MAX_STATES = 40_000  # of all searches together, a few milliseconds each; bounds
 RUN = 1 << 32  # a unit of time in units of runs: of two plans that take the same time, that of fewer runs
 
 
-def plan(problem: Problem) -> tuple[Solution, ...]:
+def plan(problem: Problem, max_states: int = MAX_STATES) -> tuple[Solution, ...]:
     """All solutions that no schedule beats in both peak and time, by falling peak.
+
+    Args:
+        problem: The problem.
+        max_states: How many states all searches together may open.
 
     Raises:
         InvalidOptionError: The graph is too large to be searched, its memory is not that of graphs that run
@@ -58,7 +62,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
             f"'exact' plans graphs that run as they are, not fusion={problem.fusion!r}: take fusion='none', "
             f"or compiler='eager' with inplace=False; or take planner='auto'.",
         )
-    search = _Search(problem, moves(problem))
+    search = _Search(problem, moves(problem), max_states)
     found: list[Solution] = []
     units: list[int] = []
     budget = search.everything_bytes
@@ -91,12 +95,13 @@ class _Label:
 class _Search:
     """A* over pairs (live values, runs)."""
 
-    def __init__(self, problem: Problem, moves: Moves) -> None:
+    def __init__(self, problem: Problem, moves: Moves, max_states: int) -> None:
         if len(moves.operators) > MAX_OPERATORS:
             count = len(moves.operators)
             raise _too_large(f"this graph has {count} operators, and {MAX_OPERATORS} are the most")
         self.graph = problem.graph
         self.moves = moves
+        self.max_states = max_states
         self.operators = moves.operators
         self.units = _units([operator.seconds for operator in moves.operators])
         self.producer = {
@@ -137,8 +142,8 @@ class _Search:
                 progress = -(after.ran & self.moves.all_runs).bit_count()
                 heapq.heappush(heap, (after.units + bound, progress, after.peak_bytes, count, after))
             self.states += 1
-            if self.states > MAX_STATES:
-                raise _too_large(f"it gave up after {MAX_STATES:,} states")
+            if self.states > self.max_states:
+                raise _too_large(f"it gave up after {self.max_states:,} states")
         return None
 
     def _has_outputs(self, label: _Label) -> bool:

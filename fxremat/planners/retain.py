@@ -59,17 +59,23 @@ class Runs:
         self.live = self._profile()
 
     def _resolve(self) -> None:
-        latest: dict[int, int] = {}
+        latest = [0] * len(self.condensed.size)
         latest_run: dict[int, int] = {}
+        readers = self.readers
         for run, operator in enumerate(self.operators):
-            self.reads.append({buffer: latest[buffer] for buffer in operator.reads})
-            for buffer, source in self.reads[run].items():
-                self.readers[source][buffer].append(run)
-            self.previous.append(latest_run.get(self.indices[run]))
-            made = operator.makes if self.previous[run] is None else operator.remakes
-            self.readers.append({buffer: [] for buffer in made})
-            latest.update(dict.fromkeys(made, run))
+            read = {}
+            for buffer in operator.reads:
+                read[buffer] = source = latest[buffer]
+                readers[source][buffer].append(run)
+            self.reads.append(read)
+            before = latest_run.get(self.indices[run])
+            self.previous.append(before)
             latest_run[self.indices[run]] = run
+            made: dict[int, list[int]] = {}
+            for buffer in operator.makes if before is None else operator.remakes:
+                made[buffer] = []
+                latest[buffer] = run
+            readers.append(made)
 
     def _boundary(self) -> int:
         firsts = (run for run, before in enumerate(self.previous) if before is None)
