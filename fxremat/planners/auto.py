@@ -36,7 +36,7 @@ from fxremat.schedule import Schedule, bind
 
 MAX_BUDGETS, MIN_BUDGETS = 32, 6  # for which plans are looked for
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
-TRIES_PER_BUDGET = 8  # at least, where there are enough
+BUDGETS_PER_ROOT = 1.7  # budgets for the root of the tries: with more tries there are more of both
 MAX_TRIES, FEW_NODES = 384, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 ENOUGH_TRIES = 64  # for each variant of the condensed graph
@@ -55,11 +55,12 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     graph, inlined = problem.graph, _inlined(problem, default)
     # On a CPU the buffers of neighbouring loops live longer, but not all: plan for both if there is time.
     variants = [True, False] if inlined and graph.is_on_cpu else [False]
+    in_place = problem.fusion == "inplace"
     tries = _tries(problem, len(graph.nodes))
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     schedules: dict[Schedule, None] = {}
     for joins_calls in variants:
-        condensed = condense(graph, problem.costs, inlined, joins_calls)
+        condensed = condense(graph, problem.costs, inlined, joins_calls, in_place)
         plans = _Search(condensed, tries // len(variants)).plans()
         schedules |= dict.fromkeys(map(condensed.schedule, plans))
     found = [problem.evaluate_needed(each, "auto") for each in schedules]
@@ -138,7 +139,7 @@ class _Search:
         self.everything = max(1, Runs(condensed, own).peak_bytes)
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
         self.persistent = sorted(persistent.plans(condensed), key=lambda each: each.seconds)
-        self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, tries // TRIES_PER_BUDGET))
+        self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
         self.lowest: list[_Found] = []  # the plan for the least budget that ``evict`` can serve, if any
         self.best: dict[int, _Found] = {}  # of each budget, ascending

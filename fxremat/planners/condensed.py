@@ -37,6 +37,7 @@ class Operator:
         remakes: The buffers that each further run allocates.
         seconds: What one run takes, that of inlined nodes included.
         scratch_bytes: What it allocates and frees again while it runs.
+        overwrites: The buffers that its result may take the place of, if nothing needs them any more.
         ends_forward: Whether the backward begins behind it at the earliest.
         runs_at_most: How often it may run.
         is_loop: Whether it runs in one call with the loops around it, as Inductor has it on a CPU: what they
@@ -53,6 +54,7 @@ class Operator:
     remakes: tuple[int, ...]
     seconds: float
     scratch_bytes: int
+    overwrites: tuple[int, ...]
     ends_forward: bool
     runs_at_most: int
     is_loop: bool
@@ -132,7 +134,11 @@ class Condensed:
 
 
 def condense(
-    graph: JointGraph, costs: Costs, inlined: frozenset[int] = frozenset(), joins_calls: bool = False
+    graph: JointGraph,
+    costs: Costs,
+    inlined: frozenset[int] = frozenset(),
+    joins_calls: bool = False,
+    in_place: bool = False,
 ) -> Condensed:
     """Condense a graph.
 
@@ -141,16 +147,20 @@ def condense(
         costs: Seconds of its nodes.
         inlined: Nodes that get no buffer, whatever the schedule.
         joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
+        in_place: Whether results are written over operands that die, as far as operators can (``twins.py``).
     """
-    return _Condenser(graph, costs, inlined, joins_calls).condense()
+    return _Condenser(graph, costs, inlined, joins_calls, in_place).condense()
 
 
 class _Condenser:
     """One pass over the nodes."""
 
-    def __init__(self, graph: JointGraph, costs: Costs, inlined: frozenset[int], joins_calls: bool) -> None:
+    def __init__(
+        self, graph: JointGraph, costs: Costs, inlined: frozenset[int], joins_calls: bool, in_place: bool
+    ) -> None:
         self.graph = graph
         self.joins_calls = joins_calls
+        self.in_place = in_place and bool(graph.fx_nodes)
         self.costs = costs
         self.buffers: dict[int, int] = {}  # of each storage, in order of making
         returned = frozenset(graph.outputs)
@@ -246,6 +256,7 @@ class _Condenser:
             tuple(buffers[storage] for storage in remade),
             sum(costs.of_node(graph, node) for node in group) + self._inlined_seconds(inlined),
             max((graph.scratch_bytes[node] for node in group), default=0) if graph.scratch_bytes else 0,
+            self._overwrites(group[0]),
             nodes[0].phase is Phase.FORWARD,
             1 if is_kept or is_late else min(limits, default=UNLIMITED),
             self._is_loop(group[0]),
@@ -253,6 +264,19 @@ class _Condenser:
             any(node.at_least > 0 for node in nodes) and not is_kept,
             {"save": 1e6, "recompute": 1e-6}.get(nodes[0].wish, 1.0),
         )
+
+    def _overwrites(self, node: int) -> tuple[int, ...]:
+        """The buffers whose place a node's result may take: as large, and held by no view or other output."""
+        graph = self.graph
+        if not self.in_place or len(graph.nodes[node].creates) != 1 or not graph.is_plain[node]:
+            return ()
+        found = []
+        for position in graph.writable_operands[node]:
+            operand = graph.nodes[graph.nodes[node].operands[position]]
+            is_whole = len(operand.views) == 1 and operand.views[0] in self.buffers
+            if is_whole and graph.storage_bytes[operand.views[0]] == graph.node_bytes(node):
+                found.append(self.buffers[operand.views[0]])
+        return tuple(found)
 
     def _is_loop(self, node: int) -> bool:
         return self.joins_calls and self.graph.loops[node].kind in (Kind.POINTWISE, Kind.REDUCTION)

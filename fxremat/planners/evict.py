@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from fxremat.planners.condensed import Condensed
+from fxremat.planners.condensed import Condensed, Operator
 
 MAX_RUNS = 4  # of an operator, on average, before a run is given up
 
@@ -67,6 +67,7 @@ class _Run:
         count = len(self.size)
         self.resident = [False] * count
         self.evicted = [False] * count
+        self.made_in_backward = [False] * count
         self.locks = [0] * count  # running operators that need it
         self.waiting = [0] * count  # evicted buffers whose computation reads it
         self.uses: list[list[int]] = [[] for _ in range(count)]  # places in the order, the next one last
@@ -135,6 +136,8 @@ class _Run:
         if self.call and not operator.is_loop:
             self._end_call()
         needed = operator.scratch_bytes + (self.remade_bytes if is_again else self.made_bytes)[index]
+        if operator.overwrites:
+            needed -= self._overwritten_bytes(operator, is_again)
         if self.live + needed > self.budget and not self._make_room(needed):
             return False
         self.runs[index] += 1
@@ -150,6 +153,16 @@ class _Run:
             self._end_call()
         return True
 
+    def _overwritten_bytes(self, operator: Operator, is_again: bool) -> int:
+        """Bytes of a buffer whose place the result takes: of this part, and needed by nobody else."""
+        in_backward = self.place >= self.boundary
+        for buffer in operator.overwrites:
+            uses_left = len(self.uses[buffer]) - (not is_again)
+            is_needed = uses_left or self.waiting[buffer] or self.locks[buffer] > 1 or self.pinned[buffer]
+            if not is_needed and self.made_in_backward[buffer] == in_backward:
+                return self.size[buffer]
+        return 0
+
     def _end_call(self) -> None:
         for buffer in self.call:
             self.locks[buffer] -= 1
@@ -161,6 +174,7 @@ class _Run:
 
     def _make_resident(self, buffer: int) -> None:
         self.resident[buffer] = True
+        self.made_in_backward[buffer] = self.place >= self.boundary
         self.live += self.size[buffer]
         if self.evicted[buffer]:
             self.evicted[buffer] = False

@@ -57,6 +57,7 @@ class Runs:
         self.boundary = self._boundary()
         self.first, self.last = self._calls()
         self.live = self._profile()
+        self.overwritten = self._overwritten()
 
     def _resolve(self) -> None:
         latest = [0] * len(self.condensed.size)
@@ -103,6 +104,25 @@ class Runs:
                 change[first[run]] += size[buffer]
                 change[self.death(run, buffer) + 1] -= size[buffer]
         return np.cumsum(np.array(change[:-1], dtype=np.int64))
+
+    def _overwritten(self) -> dict[int, tuple[int, int]]:
+        """The runs that take the place of a buffer, with the run that made it and the buffer; counts them."""
+        found = {}
+        for run, operator in enumerate(self.operators):
+            for buffer in operator.overwrites:
+                source = self.reads[run][buffer]
+                is_same_part = (source < self.boundary) == (run < self.boundary)
+                is_pinned = self.condensed.pinned[buffer]
+                if is_same_part and not is_pinned and self.death(source, buffer) == run:
+                    found[run] = source, buffer
+                    self.live[run] -= self.condensed.size[buffer]
+                    break
+        return found
+
+    def _taken_by(self, source: int, buffer: int) -> int | None:
+        """The run that takes the place of a buffer, if any."""
+        last = self.death(source, buffer)
+        return last if self.overwritten.get(last) == (source, buffer) else None
 
     @property
     def peak_bytes(self) -> int:
@@ -154,6 +174,10 @@ class Runs:
         needed = [buffer for buffer, by in self.readers[run].items() if by]
         if any(buffer not in self.readers[before] for buffer in needed):
             return False
+        for buffer in needed:
+            taken = self._taken_by(before, buffer)
+            if taken is not None and self.live[taken] + self.condensed.size[buffer] > budget:
+                return False
         gaps = sorted((self.death(before, buffer) + 1, self.condensed.size[buffer]) for buffer in needed)
         held = 0
         for (first, size), (end, _) in zip(gaps, [*gaps[1:], (run, 0)], strict=True):
@@ -177,6 +201,8 @@ class Runs:
             if not by:
                 self._change(birth, self.last[run], -size)
                 continue
+            self._give_back(before, buffer)
+            self._give_back(run, buffer)
             first = self.death(before, buffer) + 1
             self._change(first, birth - 1, size)
             self._change(birth, min(first - 1, self.last[max(by)]), -size)  # where both were held
@@ -184,6 +210,13 @@ class Runs:
             for reader in by:
                 self.reads[reader][buffer] = before
         self._forget(run)
+
+    def _give_back(self, source: int, buffer: int) -> None:
+        """Let no run take the place of a buffer that lives longer now, or was made elsewhere."""
+        taken = self._taken_by(source, buffer)
+        if taken is not None:
+            del self.overwritten[taken]
+            self._change(taken, taken, self.condensed.size[buffer])
 
     def _forget(self, run: int) -> None:
         """Take a run out whose buffers are all somebody else's by now, or nobody's."""
