@@ -37,7 +37,7 @@ from fxremat.schedule import Schedule, bind
 MAX_BUDGETS, MIN_BUDGETS = 32, 6  # for which plans are looked for
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
 BUDGETS_PER_ROOT = 1.7  # budgets for the root of the tries: with more tries there are more of both
-MAX_TRIES, FEW_NODES = 384, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
+MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 ENOUGH_TRIES = 64  # for each variant of the condensed graph
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
@@ -196,8 +196,7 @@ class _Search:
         starts = [each.operators for each in self.persistent if each.peak_bytes <= budget][:1]
         found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]
         for each in self._attempts(budget, found):
-            if not found or self.condensed.seconds(each) < min(found).seconds * PROMISING:
-                found.append(self._improved(each, budget))
+            found.append(self._improved(each, budget))
         if found:
             self.best[budget] = min(found)
         return found
@@ -217,6 +216,8 @@ class _Search:
                 if attempt % 2 and found:
                     for operator, runs in Counter(min(found).plan).items():
                         weights[operator] /= LEAD if runs > 1 else 1
-            plan = evict(self.condensed, order, budget, DISTANCE_POWERS[attempt // 2 % 2], weights)
+            promising = min(found).seconds * PROMISING if found else math.inf
+            power = DISTANCE_POWERS[attempt // 2 % 2]
+            plan = evict(self.condensed, order, budget, power, weights, promising)
             if plan is not None:
                 yield plan

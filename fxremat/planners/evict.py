@@ -17,6 +17,7 @@ O(n log n) steps unless it thrashes, in which case it gives up.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 
 from fxremat.planners.condensed import Condensed, Operator
@@ -30,6 +31,7 @@ def evict(
     budget: int,
     distance_power: float,
     weights: Sequence[float] | None = None,
+    max_seconds: float = math.inf,
 ) -> tuple[int, ...] | None:
     """A plan whose peak is at most the budget, as the condensed graph counts it; None if the run fails.
 
@@ -39,8 +41,9 @@ def evict(
         budget: Bytes, tangents included.
         distance_power: p; 0 takes no account of when a buffer is needed next.
         weights: Factors of the operators' seconds in prices; 1 by default.
+        max_seconds: The run is given up when the plan is going to take more.
     """
-    return _Run(condensed, order, budget, distance_power, weights).plan()
+    return _Run(condensed, order, budget, distance_power, weights).plan(max_seconds)
 
 
 class _Run:
@@ -84,14 +87,18 @@ class _Run:
         self.live = self.place = 0
         self.call: list[int] = []  # buffers that loops of the call under way have read
         self.order_run: list[int] = []
+        self.seconds_left = math.inf  # for recomputations
 
-    def plan(self) -> tuple[int, ...] | None:
+    def plan(self, max_seconds: float) -> tuple[int, ...] | None:
         longest = MAX_RUNS * len(self.order)
+        self.seconds_left = max_seconds - sum(operator.seconds for operator in self.operators)
         for place, operator in enumerate(self.order):
             self.place = place
             if self.place == self.boundary:
                 self._begin_backward()
             if not self._run_with_operands(operator) or len(self.order_run) > longest:
+                return None
+            if self.seconds_left < 0:
                 return None
         return tuple(self.order_run)
 
@@ -145,7 +152,9 @@ class _Run:
         for buffer in made:
             if not self.resident[buffer] and self._is_wanted(buffer):
                 self._make_resident(buffer)
-        if not is_again:  # the only run that the order asks for
+        if is_again:
+            self.seconds_left -= operator.seconds
+        else:  # the run that the order asks for
             for buffer in operator.reads:
                 self.uses[buffer].pop()
         self.call += operator.reads
