@@ -163,8 +163,8 @@ class _Search:
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
         low, high = self._least_need(), self.everything
-        while low * PRECISION < high:
-            middle = round(math.sqrt(low * high))
+        while low + 1 < high and low * PRECISION < high:
+            middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1)
             plans = (evict(self.condensed, order, middle, 1.0) for order in self.orders)
             lowest = next((each for each in plans if each is not None), None)
             if lowest is None:
