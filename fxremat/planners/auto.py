@@ -146,17 +146,17 @@ class _Search:
     def plans(self) -> Iterable[tuple[int, ...]]:
         """The best plan at hand for each budget, for the least budget all plans, each once."""
         first, *rest = self._budgets()
-        lowest = self._solve(first, self.lowest)
+        lowest = self._solve(first, [each for each in self.lowest if self._peak_bytes(each) <= first])
         for budget in rest:
             self._solve(budget, list(self.best.values())[-1:])
         for _ in range(self.budget_count - len(self.best)):
-            below, above = self._widest_gap()
-            middle = round(math.sqrt(below * above))
-            if middle in self.best:
+            gap = self._widest_gap()
+            if gap is None:
                 break
+            below, middle = gap
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
-        found = (*lowest, *self.best.values())
+        found = (*self.lowest, *lowest, *self.best.values())
         return dict.fromkeys(each.plan for each in found)
 
     def _budgets(self) -> list[int]:
@@ -185,10 +185,14 @@ class _Search:
             need = max(need, held + returned)
         return need
 
-    def _widest_gap(self) -> tuple[int, int]:
-        """The neighbouring budgets between which time falls the most."""
-        pairs = itertools.pairwise(self.best)
-        return max(pairs, key=lambda pair: self.best[pair[0]].seconds - self.best[pair[1]].seconds)
+    def _widest_gap(self) -> tuple[int, int] | None:
+        """The neighbouring budgets between which time falls the most: the lower one, and one between them."""
+        gaps = []
+        for (below, slow), (above, fast) in itertools.pairwise(self.best.items()):
+            middle = round(math.sqrt(below * above))
+            if below < middle < above and fast.seconds < slow.seconds:
+                gaps.append((fast.seconds - slow.seconds, below, middle))
+        return min(gaps)[1:] if gaps else None
 
     def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
         """All plans for a budget; those found for less are starts."""
@@ -200,6 +204,9 @@ class _Search:
         if found:
             self.best[budget] = min(found)
         return found
+
+    def _peak_bytes(self, found: _Found) -> int:
+        return Runs(self.condensed, found.plan).peak_bytes
 
     def _improved(self, plan: Sequence[int], budget: int) -> _Found:
         better = retain(self.condensed, plan, budget)
