@@ -137,7 +137,8 @@ class _Search:
         own = tuple(range(len(condensed.operators)))
         self.everything = max(1, Runs(condensed, own).peak_bytes)
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
-        self.persistent = sorted(persistent.plans(condensed), key=lambda each: each.seconds)
+        self.tables = persistent.solve(condensed)
+        self.persistent = persistent.spread(self.tables)
         self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, tries // TRIES_PER_BUDGET))
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
         self.lowest: list[_Found] = []  # the plan for the least budget that ``evict`` can serve, if any
@@ -157,7 +158,7 @@ class _Search:
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
         found = (*self.lowest, *lowest, *self.best.values())
-        return dict.fromkeys(each.plan for each in found)
+        return dict.fromkeys((*(each.plan for each in found), *(each.operators for each in self.persistent)))
 
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
@@ -196,7 +197,9 @@ class _Search:
 
     def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
         """All plans for a budget; those found for less are starts."""
-        starts = [each.operators for each in self.persistent if each.peak_bytes <= budget][:1]
+        known = [*self.persistent, *persistent.fitting(self.tables, budget)]
+        fast = min(((each.seconds, each.operators) for each in known if each.peak_bytes <= budget), default=None)
+        starts = [] if fast is None else [fast[1]]
         found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]
         for each in self._attempts(budget, found):
             if not found or self.condensed.seconds(each) < min(found).seconds * PROMISING:
