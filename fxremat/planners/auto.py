@@ -163,7 +163,7 @@ class _Search:
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
         low, high = self._least_need(), self.everything
-        while low * PRECISION < high:
+        while high - low > 1 and low * PRECISION < high:
             middle = round(math.sqrt(low * high))
             plans = (evict(self.condensed, order, middle, 1.0) for order in self.orders)
             lowest = next((each for each in plans if each is not None), None)
@@ -198,8 +198,8 @@ class _Search:
     def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
         """All plans for a budget; those found for less are starts."""
         known = [*self.persistent, *persistent.fitting(self.tables, budget)]
-        fast = min(((each.seconds, each.operators) for each in known if each.peak_bytes <= budget), default=None)
-        starts = [] if fast is None else [fast[1]]
+        fitting = [(each.seconds, each.operators) for each in known if each.peak_bytes <= budget]
+        starts = [operators for _, operators in sorted(fitting)[:1]]
         found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]
         for each in self._attempts(budget, found):
             if not found or self.condensed.seconds(each) < min(found).seconds * PROMISING:

@@ -182,7 +182,7 @@ class _Run:
     # -- evicting
 
     def _make_room(self, needed: int, reads: Sequence[int]) -> bool:
-        """Evict until so many bytes are free; what waits for a recomputation, only if nothing else is left."""
+        """Evict until so many bytes are free; what waits for a recomputation if nothing else is left."""
         locked: list[tuple[float, int]] = []
         while self.live + needed > self.budget and self.queue:
             price, buffer = heapq.heappop(self.queue)
