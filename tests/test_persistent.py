@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import random
@@ -10,6 +9,7 @@ from dataclasses import replace
 
 import models
 import pytest
+from optima import REVOLVE, advancing, mixed, taped
 
 import fxremat
 from fxremat import chain
@@ -33,76 +33,15 @@ def exact(graph: Condensed, budget: int) -> list[Plan]:
     return Table(divide(graph, narrowest(cuts(graph), 1)), 1, budget).fitting(budget)
 
 
-def advancing(layers: int) -> Condensed:
-    """Revolve's chain: x_i is made of x_(i - 1) for a second; the gradient g_i of x_(i - 1) and g_(i + 1).
-
-    x_0 is the caller's, everything else takes one byte, but for the last value, which nobody reads and which
-    costs nothing. A gradient runs the forward of its layer within itself, as revolve has it, so that a plan
-    takes forwards(layers, s) - layers seconds. With s checkpoints, the input among them, s - 1 values are
-    held while an advance needs two more and a gradient, or a gradient one more and two gradients.
-    """
-    operands: dict[str, list[str]] = {"x0": [], "seed": []}
-    operands |= {f"x{i}": [f"x{i - 1}"] for i in range(1, layers + 1)}
-    for i in range(layers, 0, -1):
-        operands[f"g{i}"] = [f"g{i + 1}" if i < layers else "seed", f"x{i - 1}"]
-    forward = [f"x{i}" for i in range(1, layers + 1)]
-    backward = [name for name in operands if name[0] == "g"]
-    order = {name: operands[name] for name in ("x0", *forward, "seed", *backward)}
-    sizes = dict.fromkeys([*forward, "seed", *backward], 1) | {f"x{layers}": 0}
-    seconds = dict.fromkeys(forward, 1.0) | {f"x{layers}": 0.0}
-    return condensed(
-        JointGraph.from_mappings(
-            order, sizes, backward=["seed", *backward], backward_outputs=["g1"], seconds=seconds
-        )
-    )
-
-
 @pytest.mark.parametrize(
     ("layers", "checkpoints"),
-    [(10, 2), (10, 3), (16, 3), (20, 3), (32, 4), (100, 5), (1000, 10)],
+    REVOLVE,
 )
 def test_revolve(layers: int, checkpoints: int) -> None:
     """On revolve's chain the plan for its memory takes the number of forwards of its closed form."""
-    (plan,) = exact(advancing(layers), checkpoints + 2)
+    (plan,) = exact(condensed(advancing(layers)), checkpoints + 2)
     assert plan.peak_bytes <= checkpoints + 2
     assert plan.seconds == chain.forwards(layers, checkpoints) - layers
-
-
-def taped(layers: int, record: int = 1) -> Condensed:
-    """Rotor's chain: a layer makes its record of its input in a second, and its output of the record.
-
-    x_0 is the caller's; outputs and gradients take one byte, a record, its output included, ``record``; a
-    record of a single byte is the output. The gradient of a layer takes two seconds, and reads input, record
-    and output. Rotor writes gradients over one another: m of its bytes are m + 1 here. Where the record is
-    the output, times are those of the mixed recurrence with s checkpoints in s + 3 bytes.
-    """
-    operands: dict[str, list[str]] = {"x0": []}
-    for i in range(1, layers + 1):
-        tape = {f"t{i}": [f"x{i - 1}"]} if record > 1 else {}
-        operands |= tape | {f"x{i}": list(tape) or [f"x{i - 1}"]}
-    operands["seed"] = []
-    for i in range(layers, 0, -1):
-        tapes = [f"t{i}"] if record > 1 else []
-        operands[f"g{i}"] = [f"g{i + 1}" if i < layers else "seed", f"x{i - 1}", f"x{i}", *tapes]
-    sizes = {name: record - 1 if name[0] == "t" else 1 for name in operands if name != "x0"}
-    backward = [name for name in operands if name[0] in "sg"]
-    each = {"t": 1.0, "g": 2.0} | ({"x": 1.0} if record == 1 else {})
-    seconds = {name: each.get(name[0], 0.0) for name in operands}
-    graph = JointGraph.from_mappings(
-        operands, sizes, backward=backward, backward_outputs=["g1"], seconds=seconds
-    )
-    return condensed(graph)
-
-
-@functools.cache
-def mixed(layers: int, checkpoints: int) -> int:
-    """Maddison's recurrence: forwards where a checkpoint may hold a value or a record of the same size."""
-    if layers <= checkpoints + 1:
-        return layers
-    if checkpoints == 1:
-        return layers * (layers + 1) // 2 - 1
-    held = (i + mixed(i, checkpoints) + mixed(layers - i, checkpoints - 1) for i in range(2, layers))
-    return min(1 + mixed(layers - 1, checkpoints - 1), *held)
 
 
 def least_seconds(graph: Condensed, budget: int) -> float:
@@ -144,7 +83,7 @@ def least_seconds(graph: Condensed, budget: int) -> float:
 def test_revolve_is_the_least_of_all_plans(layers: int, checkpoints: int) -> None:
     """The memory that stands for revolve's checkpoints is the right one: no plan at all takes less time."""
     expected = chain.forwards(layers, checkpoints) - layers
-    assert least_seconds(advancing(layers), checkpoints + 2) == expected
+    assert least_seconds(condensed(advancing(layers)), checkpoints + 2) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,7 +92,7 @@ def test_revolve_is_the_least_of_all_plans(layers: int, checkpoints: int) -> Non
 def test_mixed_recurrence(layers: int, checkpoints: int, forwards: int) -> None:
     """Where a record is as large as a value, the forwards are those of Maddison's recurrence."""
     assert mixed(layers, checkpoints) == forwards
-    (plan,) = exact(taped(layers), checkpoints + 3)
+    (plan,) = exact(condensed(taped(layers)), checkpoints + 3)
     assert plan.peak_bytes <= checkpoints + 3
     assert plan.seconds == 2 * layers + forwards
 
@@ -167,7 +106,7 @@ def test_mixed_recurrence(layers: int, checkpoints: int, forwards: int) -> None:
 )
 def test_rotor(layers: int, memory: int, seconds: int) -> None:
     """Where a record is larger than its output, times are the known optima of rotor's chain."""
-    (plan,) = exact(taped(layers, record=4), memory + 1)
+    (plan,) = exact(condensed(taped(layers, record=4)), memory + 1)
     assert plan.peak_bytes <= memory + 1
     assert plan.seconds == seconds
 
@@ -243,7 +182,7 @@ def test_budgets() -> None:
 def test_limits_are_obeyed() -> None:
     """What may run once runs once; the backward does not read what the forward made to be repeated."""
     layers = 8
-    small = advancing(layers)
+    small = condensed(advancing(layers))
     operators = list(small.operators)
     operators[2] = replace(operators[2], runs_at_most=1)
     operators[4] = replace(operators[4], must_repeat=True)
@@ -266,7 +205,7 @@ def operators_read(graph: Condensed, index: int) -> list[int]:
 
 def test_equal_blocks_are_analysed_once() -> None:
     """A thousand equal layers have a handful of shapes."""
-    graph = advancing(1000)
+    graph = condensed(advancing(1000))
     blocks = divide(graph, narrowest(cuts(graph), 1))
     assert len(blocks.kinds) == 1000
     assert len(blocks.shapes) < 6

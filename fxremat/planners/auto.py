@@ -39,7 +39,7 @@ MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
 BUDGETS_PER_ROOT = 1.7  # budgets for the root of the tries: with more tries there are more of both
 MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
-ENOUGH_TRIES = 64  # for each variant of the condensed graph
+ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for plans besides those for budgets
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
 PLAIN = 2  # attempts without noise
@@ -138,27 +138,39 @@ class _Search:
         own = tuple(range(len(condensed.operators)))
         self.everything = max(1, Runs(condensed, own).peak_bytes)
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
-        self.persistent = sorted(persistent.plans(condensed), key=lambda each: each.seconds)
+        self.tables = persistent.solve(condensed)
+        self.persistent = persistent.spread(self.tables)
         self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
+        self.has_time = tries >= ENOUGH_TRIES
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
         self.lowest: list[_Found] = []  # the plan for the least budget that ``evict`` can serve, if any
         self.best: dict[int, _Found] = {}  # of each budget, ascending
 
     def plans(self) -> Iterable[tuple[int, ...]]:
-        """The best plan at hand for each budget, for the least budget all plans, each once."""
+        """The best plan at hand for each budget, and what else no other plan beats."""
         first, *rest = self._budgets()
-        lowest = self._solve(first, self.lowest)
+        lowest = self._solve(first, [each for each in self.lowest if self._peak_bytes(each) <= first])
         for budget in rest:
             self._solve(budget, list(self.best.values())[-1:])
         for _ in range(self.budget_count - len(self.best)):
-            below, above = self._widest_gap()
-            middle = round(math.sqrt(below * above))
-            if middle in self.best:
+            gap = self._widest_gap()
+            if gap is None:
                 break
+            below, middle = gap
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
-        found = (*lowest, *self.best.values())
-        return dict.fromkeys(each.plan for each in found)
+        found = [*self.lowest, *lowest, *self.best.values()]
+        if self.has_time:
+            found += [_Found(each.seconds, each.operators) for each in self.persistent]
+        return dict.fromkeys(each.plan for each in self._undominated(found))
+
+    def _undominated(self, found: Iterable[_Found]) -> list[_Found]:
+        """Those that no other beats in both peak and time, as the condensed graph counts them."""
+        best: list[_Found] = []
+        for _, each in sorted((self._peak_bytes(each), each) for each in found):
+            if not best or each.seconds < best[-1].seconds:
+                best.append(each)
+        return best
 
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
@@ -186,20 +198,29 @@ class _Search:
             need = max(need, held + returned)
         return need
 
-    def _widest_gap(self) -> tuple[int, int]:
-        """The neighbouring budgets between which time falls the most."""
-        pairs = itertools.pairwise(self.best)
-        return max(pairs, key=lambda pair: self.best[pair[0]].seconds - self.best[pair[1]].seconds)
+    def _widest_gap(self) -> tuple[int, int] | None:
+        """The neighbouring budgets between which time falls the most: the lower one, and one between them."""
+        gaps = []
+        for (below, slow), (above, fast) in itertools.pairwise(self.best.items()):
+            middle = round(math.sqrt(below * above))
+            if below < middle < above and fast.seconds < slow.seconds:
+                gaps.append((fast.seconds - slow.seconds, below, middle))
+        return min(gaps)[1:] if gaps else None
 
     def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
         """All plans for a budget; those found for less are starts."""
-        starts = [each.operators for each in self.persistent if each.peak_bytes <= budget][:1]
+        known = [*self.persistent, *persistent.fitting(self.tables, budget)]
+        fitting = [(each.seconds, each.operators) for each in known if each.peak_bytes <= budget]
+        starts = [operators for _, operators in sorted(fitting)[:1]]
         found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]
         for each in self._attempts(budget, found):
             found.append(self._improved(each, budget))
         if found:
             self.best[budget] = min(found)
         return found
+
+    def _peak_bytes(self, found: _Found) -> int:
+        return Runs(self.condensed, found.plan).peak_bytes
 
     def _improved(self, plan: Sequence[int], budget: int) -> _Found:
         better = retain(self.condensed, plan, budget)

@@ -86,17 +86,17 @@ class _Run:
         self.remade_bytes = [sum([size[each] for each in one.remakes]) for one in self.operators]
         self.live = self.place = 0
         self.call: list[int] = []  # buffers that loops of the call under way have read
+        self.longest = MAX_RUNS * len(order)
         self.order_run: list[int] = []
         self.seconds_left = math.inf  # for recomputations
 
     def plan(self, max_seconds: float) -> tuple[int, ...] | None:
-        longest = MAX_RUNS * len(self.order)
         self.seconds_left = max_seconds - sum(operator.seconds for operator in self.operators)
         for place, operator in enumerate(self.order):
             self.place = place
             if self.place == self.boundary:
                 self._begin_backward()
-            if not self._run_with_operands(operator) or len(self.order_run) > longest:
+            if not self._run_with_operands(operator) or len(self.order_run) > self.longest:
                 return None
             if self.seconds_left < 0:
                 return None
@@ -145,7 +145,9 @@ class _Run:
         needed = operator.scratch_bytes + (self.remade_bytes if is_again else self.made_bytes)[index]
         if operator.overwrites:
             needed -= self._overwritten_bytes(operator, is_again)
-        if self.live + needed > self.budget and not self._make_room(needed):
+        if self.live + needed > self.budget and not self._make_room(needed, operator.reads):
+            return False
+        if len(self.order_run) > self.longest:
             return False
         self.runs[index] += 1
         self.order_run.append(index)
@@ -202,8 +204,9 @@ class _Run:
 
     # -- evicting
 
-    def _make_room(self, needed: int) -> bool:
-        locked = []
+    def _make_room(self, needed: int, reads: Sequence[int]) -> bool:
+        """Evict until so many bytes are free; what waits for a recomputation if nothing else is left."""
+        locked: list[tuple[float, int]] = []
         while self.live + needed > self.budget and self.queue:
             price, buffer = heapq.heappop(self.queue)
             if not self.resident[buffer]:
@@ -218,8 +221,13 @@ class _Run:
                 heapq.heappush(self.queue, (now, buffer))
                 continue
             self._evict(buffer)
-        for entry in locked:
-            heapq.heappush(self.queue, entry)
+        for price, buffer in sorted(locked):
+            is_over = self.live + needed > self.budget
+            is_free = self.resident[buffer] and buffer not in reads and buffer not in self.call
+            if is_over and is_free and self._price(buffer) is not None:
+                self._evict(buffer)
+            else:
+                heapq.heappush(self.queue, (price, buffer))
         return self.live + needed <= self.budget
 
     def _price(self, buffer: int) -> float | None:

@@ -37,15 +37,22 @@ def plans(condensed: Condensed, budgets: Sequence[int] | None = None) -> list[Pl
     Returns:
         By falling peak and rising time; for each budget that some plan fits, the fastest of those found.
     """
-    if condensed.boundary == 0:
-        return []
-    tables = _tables(condensed)
-    if budgets is not None:
-        found = [plan for budget in budgets for table in tables for plan in table.fitting(budget)]
-    else:
-        found = [tables[table].plan(size) for table, size in _spread(tables)]
-        found += [table.plan(size) for table in tables for *_, size in table.curve()[:1]]
+    tables = solve(condensed)
+    if budgets is None:
+        return spread(tables)
+    return _undominated(plan for budget in budgets for plan in fitting(tables, budget))
+
+
+def spread(tables: Sequence[Table]) -> list[Plan]:
+    """Plans between the least and the most that plans can use, by falling peak and rising time."""
+    found = [tables[table].plan(size) for table, size in _spread(tables)]
+    found += [table.plan(size) for table in tables for *_, size in table.curve()[:1]]
     return _undominated(found)
+
+
+def fitting(tables: Sequence[Table], budget: int) -> list[Plan]:
+    """The fastest plan of each table that fits a budget."""
+    return [plan for table in tables for plan in table.fitting(budget)]
 
 
 def _spread(tables: Sequence[Table]) -> list[tuple[int, int]]:
@@ -72,9 +79,11 @@ def _undominated(found: Iterable[Plan]) -> list[Plan]:
     return best[::-1]
 
 
-def _tables(condensed: Condensed) -> list[Table]:
+def solve(condensed: Condensed) -> list[Table]:
     """Tables of finer and coarser blocks, each for all sizes and, if those are rounded, for small ones."""
-    tables = []
+    tables: list[Table] = []
+    if condensed.boundary == 0:
+        return tables
     for blocks in _granularities(condensed):
         most = _keep_all_bytes(blocks)
         unit, slots = _unit(blocks, most)

@@ -172,6 +172,8 @@ class Runs:
         if operator.must_repeat and before < self.boundary <= run:
             return False
         needed = [buffer for buffer, by in self.readers[run].items() if by]
+        if not needed:
+            return True
         if any(buffer not in self.readers[before] for buffer in needed):
             return False
         for buffer in needed:
