@@ -381,11 +381,12 @@ class _Inductor:
         held: dict[int, int] = {}
         for step in self.feeders:
             for read in self.binding.reads[step]:
-                base = step if read is None else self.bases[read]
-                is_loop = self.kinds[base] in (Kind.POINTWISE, Kind.REDUCTION)
-                is_free = is_loop and not self.pinned[base] and base not in fixed
-                if base != step and is_free and self.realized[base] and not self._feeds_kernel(base):
-                    held.setdefault(base, step)
+                if read is None or self.loops[self.binding.nodes[read]].is_cat:
+                    continue
+                is_loop = self.kinds[read] in (Kind.POINTWISE, Kind.REDUCTION)
+                is_free = is_loop and not self.pinned[read] and read not in fixed
+                if is_free and self.realized[read] and not self._feeds_kernel(read):
+                    held.setdefault(read, step)
         return held
 
     def _feeds_kernel(self, step: int) -> bool:
