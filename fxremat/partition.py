@@ -129,14 +129,24 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     return len(waits)
 
 
-def may_fuse(first: Sequence[fx.Node], second: Sequence[fx.Node]) -> bool:
-    """Whether loops may become one kernel: not where one computes again, in a segment of its own.
+def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:
+    """Whether buffers may be made by one kernel: not where one is computed again, in a segment of its own.
 
     The kernel would run at the place of one of them and hold what the other works on for as long as it takes.
+
+    Args:
+        first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
+            computed inside of its loop.
+        second: Those of another kernel.
     """
-    nodes = (*first, *second)
+    nodes = [max(origins, key=_segment_and_mirror) for origins in (*first, *second) if origins]
     is_again = any(MIRROR in node.meta for node in nodes)
     return not is_again or len({node.meta.get(SEGMENT) for node in nodes}) == 1
+
+
+def _segment_and_mirror(node: fx.Node) -> tuple[int, bool]:
+    """What orders the nodes that a buffer was made for: segments ascend, a mirror is the stricter case."""
+    return node.meta.get(SEGMENT, -1), MIRROR in node.meta
 
 
 def _has_own_buffer(node: fx.Node) -> bool:
