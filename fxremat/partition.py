@@ -16,7 +16,7 @@ from fxremat import _torch, ops, twins
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
 from fxremat.inplace import overwrites
-from fxremat.kernels import segments
+from fxremat.kernels import segments, waiting
 from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
 from fxremat.schedule import bind
@@ -113,16 +113,15 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     """
     nodes = list(backward.graph.nodes)
     owns = [_has_own_buffer(node) and not ops.is_getitem(node) for node in nodes]
-    numbers = segments([(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)])
+    steps = [(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)]
+    numbers = segments(steps)
+    first = frozenset(waiting(steps, numbers))
     waits: dict[fx.Node, fx.Node] = {}
     before: fx.Node | None = None
-    waited = 0
-    for node, own, number in zip(nodes, owns, numbers, strict=True):
-        node.meta[SEGMENT] = number
-        if own and MIRROR in node.meta and number != waited:
-            waited = number
-            if before is not None:
-                waits[node] = before
+    for index, node in enumerate(nodes):
+        node.meta[SEGMENT] = numbers[index]
+        if index in first and before is not None:
+            waits[node] = before
         if _has_own_buffer(node) and isinstance(node.meta.get("val"), torch.Tensor):
             before = node
     _torch.order_after(backward, waits)
