@@ -23,8 +23,9 @@ On a CPU two more:
 6. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
    what they read is freed after it.
 7. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
-   the first of them. An operand whose layout is still free has no other buffer then, and its readers hold
-   the whole result. The gradient of a convolution that reads the result gets a copy.
+   the first of them (``concatenation.py``).
+
+A value of pooling may be computed again where it is read (``windows.py``).
 
 This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, not loop indices. How far
 it is off is a tested figure (docs/limits). Linear in steps and reads.
@@ -43,16 +44,16 @@ from fxremat.instances import Instances, storage_instances
 from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, waiting
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
-from fxremat.reads import readers, viewed
+from fxremat.reads import looked_at, readers, viewed
 from fxremat.schedule import Binding
 from fxremat.windows import inlined_offsets
 
 FUSIONS = ("none", "inplace", "inductor")
 
-# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, max_fusion_size, and the
+# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, that for a CPU, and the
 # distance in its scheduler's are_long_distant_nodes.
 MAX_READS_WHEN_REUSED = 4
-MAX_READS = 8
+MAX_READS, MAX_READS_ON_CPU = 8, 12
 MAX_DISTANCE = 64
 
 OWN_BUFFER = (Kind.KERNEL, Kind.REDUCTION)  # what gets a buffer in any case
@@ -117,12 +118,14 @@ class _Inductor:
         self.is_on_cpu = graph.is_on_cpu
         self.kinds = [self.loops[position].kind for position in binding.nodes]
         self.bases = viewed(graph, binding)
+        self.looked_at = looked_at(graph, binding)
         self.readers = readers(graph, binding, self.bases)
         self.products = self._products()
         outputs = {self.bases[step] for step in binding.outputs}
         self.segments, self.waiting = self._segments()
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
+        self.buffers_read: list[tuple[int, ...]] = []  # those with an operator's outputs told apart
         self.inputs_read: list[frozenset[int]] = []  # and the inputs of the graph
         self.is_dear: list[bool] = []
         self.realized: list[bool] = []
@@ -190,17 +193,20 @@ class _Inductor:
     def _realize(self, step: int) -> None:
         realized, leaves = self.realized, self.leaves
         found: dict[int, None] = {}
+        buffers: dict[int, None] = {}
         for read in self.binding.reads[step]:
             if read is None:
                 continue
             base = self.bases[read]
             if realized[base]:
-                found[base] = None
+                found[base] = buffers[self.looked_at[read]] = None
             else:
                 found.update(dict.fromkeys(leaves[base]))
+                buffers.update(dict.fromkeys(self.buffers_read[base]))
         leaves.append(tuple(found))
+        self.buffers_read.append(tuple(buffers))
         self.inputs_read.append(self._inputs_read(step))
-        self.is_dear.append(self._is_dear(step, len(found) + len(self.inputs_read[step])))
+        self.is_dear.append(self._is_dear(step, len(buffers) + len(self.inputs_read[step])))
         realized.append(self._must_realize(step))
 
     def _inputs_read(self, step: int) -> frozenset[int]:
@@ -231,7 +237,9 @@ class _Inductor:
         """Whether computing a value inside of its readers would be too much work."""
         loop = self.loops[self.binding.nodes[step]]
         is_much = loop.is_expensive or reads > MAX_READS_WHEN_REUSED
-        return reads > MAX_READS or (is_much and len(self.readers[step]) > 1)
+        return reads > (MAX_READS_ON_CPU if self.is_on_cpu else MAX_READS) or (
+            is_much and len(self.readers[step]) > 1
+        )
 
     def _fuse(self, step: int) -> Kernel:
         self.realized_count += 1

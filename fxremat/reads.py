@@ -24,6 +24,21 @@ def viewed(graph: JointGraph, binding: Binding) -> list[int]:
     return bases
 
 
+def looked_at(graph: JointGraph, binding: Binding) -> list[int]:
+    """For each step, that whose buffer its value looks at, where an operator's outputs are told apart.
+
+    Such an output is the step of its ``getitem``.
+    """
+    found: list[int] = []
+    for step, position in enumerate(binding.nodes):
+        node = graph.nodes[position]
+        source = None
+        if graph.loops[position].kind is Kind.VIEW and node.shares is not None and node.leader is None:
+            source = binding.reads[step][node.operands.index(node.shares)]
+        found.append(step if source is None else found[source])
+    return found
+
+
 def readers(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> list[list[int]]:
     """For each step that is no view, the steps other than views that read its buffer, ascending.
 
