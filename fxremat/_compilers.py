@@ -150,6 +150,7 @@ def export_joint(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
 ) -> Any:
     """Yield ``(joint graph module, number of forward outputs)`` traced from a module."""
+    import torch._inductor.lowering  # noqa: F401 (the decomposition of pooling refers to it)
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table() if decompose else None

@@ -170,23 +170,26 @@ def test_what_is_read_through_a_view_is_copied() -> None:
 
 
 class Pooled(nn.Module):
-    """A pooling between two convolutions."""
+    """A pooling between convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
         self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(4, 4, 3, padding=1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(nn.functional.max_pool2d(torch.tanh(self.first(x)), 2))
+        pooled = nn.functional.max_pool2d(torch.tanh(self.first(x)), 2)
+        return self.third(torch.tanh(self.second(pooled)))
 
 
 def test_offsets_of_a_pooling_that_runs_again_hold_what_was_pooled() -> None:
     """Saved offsets have a buffer; those of a mirror are computed where the gradient reads them."""
     graph = fxremat.capture(Pooled(), torch.randn(2, 3, 8, 8), loss=torch.sum, compiler="inductor")
-    name = "_low_memory_max_pool_with_offsets"
-    assert list(inlined_offsets(graph, bind(graph, graph.names))) == []
-    again = fxremat.expand(graph, {name: 1})
+    name, indices = "_low_memory_max_pool_with_offsets", "_low_memory_max_pool_offsets_to_indices"
+    saved = fxremat.expand(graph, {indices: 1})
+    assert list(inlined_offsets(graph, bind(graph, saved))) == []
+    again = fxremat.expand(graph, {name: 1, indices: 1, "convolution_1": 1, "tanh_1": 1})
     binding = bind(graph, again)
     ((pooling, readers),) = inlined_offsets(graph, binding)
     assert again[pooling] == name and pooling >= binding.boundary
