@@ -177,10 +177,11 @@ class Pooled(nn.Module):
         self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
         self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.third = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.last = nn.Conv2d(4, 4, 3, padding=1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         pooled = nn.functional.max_pool2d(torch.tanh(self.first(x)), 2)
-        return self.third(torch.tanh(self.second(pooled)))
+        return self.last(torch.tanh(self.third(torch.tanh(self.second(pooled)))))
 
 
 def test_offsets_of_a_pooling_that_runs_again_hold_what_was_pooled() -> None:
@@ -189,7 +190,12 @@ def test_offsets_of_a_pooling_that_runs_again_hold_what_was_pooled() -> None:
     name, indices = "_low_memory_max_pool_with_offsets", "_low_memory_max_pool_offsets_to_indices"
     saved = fxremat.expand(graph, {indices: 1})
     assert list(inlined_offsets(graph, bind(graph, saved))) == []
-    again = fxremat.expand(graph, {name: 1, indices: 1, "convolution_1": 1, "tanh_1": 1})
+    again = list(fxremat.expand(graph, {name: 1, indices: 1, "tanh_1": 1, "tanh_2": 1}))
+    boundary = bind(graph, again).boundary
+    mirror = len(again) - 1 - again[::-1].index(name)
+    pooled = again[mirror : mirror + 3]
+    del again[mirror : mirror + 3]
+    again[boundary:boundary] = pooled  # so that other segments lie between pooling and reader
     binding = bind(graph, again)
     ((pooling, readers),) = inlined_offsets(graph, binding)
     assert again[pooling] == name and pooling >= binding.boundary
