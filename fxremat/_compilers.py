@@ -33,6 +33,8 @@ __all__ = [
     "unlimited_recompilation",
 ]
 
+Origins = Sequence[Sequence[fx.Node]]
+
 
 def compile_without_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], partitioner: Callable[..., Any]
@@ -46,7 +48,7 @@ def compile_with_inductor(
     module: fx.GraphModule,
     inputs: Sequence[Any],
     patches: Mapping[str, Any],
-    may_fuse: Callable[[Sequence[fx.Node], Sequence[fx.Node]], bool],
+    may_fuse: Callable[[Origins, Origins], bool],
 ) -> Callable[..., Any]:
     """Compile with Inductor.
 
@@ -54,7 +56,8 @@ def compile_with_inductor(
         module: The graph of Dynamo's.
         inputs: Example inputs.
         patches: Configuration that also holds for the late backward.
-        may_fuse: Whether Inductor may make one kernel of what two groups of fx nodes compute.
+        may_fuse: Whether Inductor may make one kernel of two groups of buffers, each given as the fx nodes
+            that it was made for.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
@@ -68,7 +71,7 @@ def compile_with_inductor(
     )
 
 
-def _choices(base: type[Any], may_fuse: Callable[[Sequence[fx.Node], Sequence[fx.Node]], bool]) -> type[Any]:
+def _choices(base: type[Any], may_fuse: Callable[[Origins, Origins], bool]) -> type[Any]:
     """Inductor's own choices, but for what may not be fused."""
 
     class Choices(base):  # type: ignore[misc]
@@ -80,11 +83,17 @@ def _choices(base: type[Any], may_fuse: Callable[[Sequence[fx.Node], Sequence[fx
     return Choices
 
 
-def _origins(node: Any) -> list[fx.Node]:
-    """The fx nodes that the buffers of a scheduler's node were made for."""
-    buffers = (each.node for each in node.get_nodes())
-    origins = (buffer.get_origin_node() for buffer in buffers if buffer is not None)
-    return [origin for origin in origins if origin is not None]
+def _origins(node: Any) -> list[list[fx.Node]]:
+    """For each buffer of a scheduler's node, the fx node that it was made for, or all those that it computes.
+
+    Inductor does not say what it made a copy for, such as that of an operand into a concatenation.
+    """
+    found = []
+    for each in node.get_nodes():
+        if each.node is not None:
+            origin = each.node.get_origin_node()
+            found.append(list(each.node.get_origins()) if origin is None else [origin])
+    return found
 
 
 def inductor_option_names() -> list[str]:
@@ -141,6 +150,7 @@ def export_joint(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
 ) -> Any:
     """Yield ``(joint graph module, number of forward outputs)`` traced from a module."""
+    import torch._inductor.lowering  # noqa: F401 (the decomposition of pooling refers to it)
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table() if decompose else None

@@ -23,8 +23,9 @@ On a CPU two more:
 6. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
    what they read is freed after it.
 7. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
-   the first of them. An operand whose layout is still free has no other buffer then, and its readers hold
-   the whole result. The gradient of a convolution that reads the result gets a copy.
+   the first of them (``concatenation.py``).
+
+A value of pooling may be computed again where it is read (``windows.py``).
 
 This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, not loop indices. How far
 it is off is a tested figure (docs/limits). Linear in steps and reads.
@@ -35,24 +36,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fxremat import ops
+from fxremat.concatenation import gradient_copies, held_operands
 from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.inplace import Overwrite, overwrites
 from fxremat.instances import Instances, storage_instances
-from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments
+from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, waiting
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
+from fxremat.reads import looked_at, readers, viewed
 from fxremat.schedule import Binding
+from fxremat.windows import inlined_offsets
 
 FUSIONS = ("none", "inplace", "inductor")
 
-# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, max_fusion_size, and the
+# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, that for a CPU, and the
 # distance in its scheduler's are_long_distant_nodes.
 MAX_READS_WHEN_REUSED = 4
-MAX_READS = 8
+MAX_READS, MAX_READS_ON_CPU = 8, 12
 MAX_DISTANCE = 64
 
+OWN_BUFFER = (Kind.KERNEL, Kind.REDUCTION)  # what gets a buffer in any case
 NO_INPUTS: frozenset[int] = frozenset()
 
 
@@ -113,14 +117,17 @@ class _Inductor:
         self.loops = graph.loops
         self.is_on_cpu = graph.is_on_cpu
         self.kinds = [self.loops[position].kind for position in binding.nodes]
-        self.bases = self._bases()
-        self.readers = self._readers()
+        self.bases = viewed(graph, binding)
+        self.looked_at = looked_at(graph, binding)
+        self.readers = readers(graph, binding, self.bases)
         self.products = self._products()
         outputs = {self.bases[step] for step in binding.outputs}
-        self.segments = self._segments()
+        self.segments, self.waiting = self._segments()
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
+        self.buffers_read: list[tuple[int, ...]] = []  # those with an operator's outputs told apart
         self.inputs_read: list[frozenset[int]] = []  # and the inputs of the graph
+        self.is_dear: list[bool] = []
         self.realized: list[bool] = []
         self.kernels: list[Kernel | None] = []
         self.latest_reader: dict[int, Kernel] = {}  # of each buffer, among loops
@@ -139,43 +146,14 @@ class _Inductor:
             join_calls(kernels, self.binding.boundary)
         runs_at, read_until = self._times()
         materialised = [self._materialised(step) for step in steps]
-        held_in = self._held_in()
+        held_in, copies = self._cats(materialised)
         for step in held_in:
             materialised[step] = False
-        extra = [
-            *self._reuses(materialised, read_until),
-            *input_copies(self.graph, self.binding),
-            *self._cat_copies(held_in),
-        ]
+        reuses = self._reuses(materialised, read_until)
+        extra = [*reuses, *input_copies(self.graph, self.binding), *copies]
         return Lowering(materialised, runs_at, read_until, extra, held_in)
 
-    # -- what reads what, views looked through
-
-    def _base(self, step: int, bases: Sequence[int]) -> int:
-        """The step whose buffer a view looks at; the step itself if it is no view, or views an input."""
-        if self.kinds[step] is not Kind.VIEW:
-            return step
-        node = self.graph.nodes[self.binding.nodes[step]]
-        if node.shares is None:
-            return step
-        source = self.binding.reads[step][node.operands.index(node.shares)]
-        return step if source is None else bases[source]
-
-    def _bases(self) -> list[int]:
-        bases: list[int] = []
-        for step in range(len(self.binding.nodes)):
-            bases.append(self._base(step, bases))
-        return bases
-
-    def _readers(self) -> list[list[int]]:
-        readers: list[list[int]] = [[] for _ in self.binding.nodes]
-        bases, kinds = self.bases, self.kinds
-        for step, reads in enumerate(self.binding.reads):
-            if kinds[step] is Kind.VIEW:
-                continue
-            for base in dict.fromkeys([bases[read] for read in reads if read is not None]):
-                readers[base].append(step)
-        return readers
+    # -- before anything is decided
 
     def _products(self) -> frozenset[int]:
         """Products that are computed with the sum that reads them; such a sum is an external kernel."""
@@ -196,13 +174,15 @@ class _Inductor:
         is_alone = self.readers[product] == [step] and not self._crosses(product)
         return loop.is_product and loop.elements == own.elements and is_alone
 
-    def _segments(self) -> list[int]:
-        """The segment of recomputation of each step; -1 in the forward."""
+    def _segments(self) -> tuple[list[int], frozenset[int]]:
+        """The segment of recomputation of each step, -1 in the forward, and the steps made to wait."""
         boundary, nodes, mirrors = self.binding.boundary, self.binding.nodes, self.binding.is_mirror
-        steps = range(boundary, len(nodes))
-        owns = [self.loops[nodes[step]].kind in (Kind.KERNEL, Kind.REDUCTION) for step in steps]
-        found = [nodes[step] if mirrors[step] else None for step in steps]
-        return [-1] * boundary + segments(list(zip(found, owns, strict=True)))
+        steps = [
+            (nodes[step] if mirrors[step] else None, self.loops[nodes[step]].kind in OWN_BUFFER)
+            for step in range(boundary, len(nodes))
+        ]
+        numbers = segments(steps)
+        return [-1] * boundary + numbers, frozenset(boundary + step for step in waiting(steps, numbers))
 
     def _crosses(self, step: int) -> bool:
         boundary, readers = self.binding.boundary, self.readers[step]
@@ -213,17 +193,21 @@ class _Inductor:
     def _realize(self, step: int) -> None:
         realized, leaves = self.realized, self.leaves
         found: dict[int, None] = {}
+        buffers: dict[int, None] = {}
         for read in self.binding.reads[step]:
             if read is None:
                 continue
             base = self.bases[read]
             if realized[base]:
-                found[base] = None
+                found[base] = buffers[self.looked_at[read]] = None
             else:
                 found.update(dict.fromkeys(leaves[base]))
+                buffers.update(dict.fromkeys(self.buffers_read[base]))
         leaves.append(tuple(found))
+        self.buffers_read.append(tuple(buffers))
         self.inputs_read.append(self._inputs_read(step))
-        realized.append(self._must_realize(step, len(found) + len(self.inputs_read[step])))
+        self.is_dear.append(self._is_dear(step, len(buffers) + len(self.inputs_read[step])))
+        realized.append(self._must_realize(step))
 
     def _inputs_read(self, step: int) -> frozenset[int]:
         """The graph's inputs that computing a step reads, inlined operands looked through."""
@@ -236,18 +220,26 @@ class _Inductor:
                 found |= self.inputs_read[read]
         return found
 
-    def _must_realize(self, step: int, reads: int) -> bool:
+    def _must_realize(self, step: int) -> bool:
         kind, loop = self.kinds[step], self.loops[self.binding.nodes[step]]
         if kind is Kind.VIEW or step in self.products:
             return False
-        if kind is not Kind.POINTWISE or self.pinned[step] or reads > MAX_READS:
+        if kind is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
             return True
         if loop.is_window or (loop.is_cat and self.is_on_cpu):
             return True
         for reader in self.readers[step]:
             if self.kinds[reader] is Kind.KERNEL or self.loops[self.binding.nodes[reader]].is_window:
                 return True
-        return len(self.readers[step]) > 1 and (loop.is_expensive or reads > MAX_READS_WHEN_REUSED)
+        return False
+
+    def _is_dear(self, step: int, reads: int) -> bool:
+        """Whether computing a value inside of its readers would be too much work."""
+        loop = self.loops[self.binding.nodes[step]]
+        is_much = loop.is_expensive or reads > MAX_READS_WHEN_REUSED
+        return reads > (MAX_READS_ON_CPU if self.is_on_cpu else MAX_READS) or (
+            is_much and len(self.readers[step]) > 1
+        )
 
     def _fuse(self, step: int) -> Kernel:
         self.realized_count += 1
@@ -342,6 +334,8 @@ class _Inductor:
                 read_until[step] = step
             elif self.kernels[step] is None:
                 read_until[step] = max([read_until[r] for r in self.readers[step]], default=step)
+        for pooling, found in inlined_offsets(self.graph, self.binding):
+            read_until[pooling] = max(read_until[pooling], *(read_until[reader] for reader in found))
         for step, feeders in self.feeders.items():
             runs_at[step] = min((kernel.runs_at for kernel in feeders), default=runs_at[step])
         return runs_at, read_until
@@ -371,39 +365,24 @@ class _Inductor:
                     yield kernel.runs_at, kernel.runs_at, -size
                     break
 
-    # -- concatenations
-
-    def _held_in(self) -> dict[int, int]:
-        """Operands that are computed right into a concatenation and read from there."""
+    def _cats(self, materialised: list[bool]) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+        """The operands that are held in concatenations, and the copies that are made of these."""
         if not self.feeders:
-            return {}
-        fixed = channels_last(self.graph, self.binding)
-        held: dict[int, int] = {}
-        for step in self.feeders:
-            for read in self.binding.reads[step]:
-                base = step if read is None else self.bases[read]
-                is_loop = self.kinds[base] in (Kind.POINTWISE, Kind.REDUCTION)
-                is_free = is_loop and not self.pinned[base] and base not in fixed
-                if base != step and is_free and self.realized[base] and not self._feeds_kernel(base):
-                    held.setdefault(base, step)
-        return held
+            return {}, []
+        channels = channels_last(self.graph, self.binding, self.waiting)
+        free = [self._has_free_layout(step, step in channels) for step in range(len(materialised))]
+        held_in = held_operands(self.graph, self.binding, self.feeders, free)
+        kernels = ((step, self.kernels[step]) for step in self.feeders)
+        runs_at = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}
+        holders = frozenset(held_in.values())
+        return held_in, list(gradient_copies(self.graph, self.binding, runs_at, self.readers, holders))
+
+    def _has_free_layout(self, step: int, is_channels_last: bool) -> bool:
+        is_fixed = self.pinned[step] or (self.is_dear[step] and is_channels_last)
+        return self.realized[step] and not is_fixed and not self._feeds_kernel(step)
 
     def _feeds_kernel(self, step: int) -> bool:
         return any(self.kinds[reader] is Kind.KERNEL for reader in self.readers[step])
-
-    def _cat_copies(self, held_in: Mapping[int, int]) -> Iterable[tuple[int, int, int]]:
-        """What gradients of convolutions read of concatenations in the backward."""
-        holders = frozenset(held_in.values())
-        for step in self.feeders:
-            reads = [reader for reader in self.readers[step] if self._is_convolution_gradient(reader)]
-            kernel = self.kernels[step]
-            if reads and step >= self.binding.boundary and kernel is not None:
-                takes_over = len(reads) == len(self.readers[step]) and step not in holders
-                last = kernel.runs_at if takes_over else max(reads)
-                yield kernel.runs_at, last, self._leaf_bytes(step)
-
-    def _is_convolution_gradient(self, step: int) -> bool:
-        return ops.is_convolution_gradient(self.graph.fx_nodes[self.binding.nodes[step]])
 
     def _leaf_bytes(self, step: int) -> int:
         return self.graph.node_bytes(self.binding.nodes[step])

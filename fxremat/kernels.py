@@ -108,3 +108,24 @@ def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
             mirrored.add(mirror)
         numbers.append(number)
     return numbers
+
+
+def waiting(steps: Sequence[tuple[Hashable | None, bool]], numbers: Sequence[int]) -> list[int]:
+    """Which steps of a backward are made to wait for what stands before them.
+
+    These are the first mirror of each segment that gets a buffer of its own in any case.
+
+    Args:
+        steps: As for ``segments``.
+        numbers: What ``segments`` makes of them.
+
+    >>> steps = [(None, True), ("a", False), ("b", True), ("c", True), (None, True), ("a", True)]
+    >>> waiting(steps, segments(steps))
+    [2, 5]
+    """
+    first: dict[int, int] = {}
+    owning = [index for index, (_, has_own_buffer) in enumerate(steps) if has_own_buffer]
+    for index in owning:
+        if steps[index][0] is not None:
+            first.setdefault(numbers[index], index)
+    return [index for index in first.values() if index > owning[0]]

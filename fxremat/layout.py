@@ -1,12 +1,12 @@
 """Layout: where Inductor copies a value because a convolution wants it channels last.
 
 Facts about a resolved schedule, for the fusion model. Inductor lays out channels last whatever leads to a
-convolution of the same graph or stems from what does.
+convolution of the same graph, and what reads that before its last convolution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fxremat import ops
 from fxremat.graph import JointGraph
@@ -28,23 +28,31 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, int
         yield 0, step, graph.channels_last_bytes(operand)
 
 
-def channels_last(graph: JointGraph, binding: Binding) -> frozenset[int]:
-    """The steps whose values Inductor lays out channels last as soon as they get a buffer."""
+def channels_last(graph: JointGraph, binding: Binding, waiting: Collection[int] = ()) -> frozenset[int]:
+    """The steps whose values Inductor lays out channels last where it stores them to have them read often.
+
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        waiting: The steps that are made to wait for others, in which Inductor sees no convolutions.
+    """
     if not graph.convolutions:
         return frozenset()
-    steps = len(binding.nodes)
-    return _in_part(graph, binding, range(binding.boundary)) | _in_part(
-        graph, binding, range(binding.boundary, steps)
-    )
+    parts = range(binding.boundary), range(binding.boundary, len(binding.nodes))
+    return frozenset().union(*(_in_part(graph, binding, part, waiting) for part in parts))
 
 
-def _in_part(graph: JointGraph, binding: Binding, part: range) -> frozenset[int]:
+def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int]) -> frozenset[int]:
+    """What leads to a convolution, and what reads such a value of before the last convolution."""
     preferred: set[int] = set()
+    last = part.start - 1
     for step in reversed(part):
-        if step in preferred or ops.is_convolution(graph.fx_nodes[binding.nodes[step]]):
+        is_convolution = step not in waiting and ops.is_convolution(graph.fx_nodes[binding.nodes[step]])
+        if is_convolution or step in preferred:
+            last = max(last, step) if is_convolution else last
             preferred.update((step, *_operands(graph, binding, step)))
     for step in part if preferred else ():
-        if not preferred.isdisjoint(_operands(graph, binding, step)):
+        if any(read < last and read in preferred for read in _operands(graph, binding, step)):
             preferred.add(step)
     return frozenset(step for step in preferred if step in part)
 

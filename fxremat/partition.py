@@ -16,7 +16,7 @@ from fxremat import _torch, ops, twins
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
 from fxremat.inplace import overwrites
-from fxremat.kernels import segments
+from fxremat.kernels import segments, waiting
 from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
 from fxremat.schedule import bind
@@ -113,30 +113,39 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     """
     nodes = list(backward.graph.nodes)
     owns = [_has_own_buffer(node) and not ops.is_getitem(node) for node in nodes]
-    numbers = segments([(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)])
+    steps = [(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)]
+    numbers = segments(steps)
+    first = frozenset(waiting(steps, numbers))
     waits: dict[fx.Node, fx.Node] = {}
     before: fx.Node | None = None
-    waited = 0
-    for node, own, number in zip(nodes, owns, numbers, strict=True):
-        node.meta[SEGMENT] = number
-        if own and MIRROR in node.meta and number != waited:
-            waited = number
-            if before is not None:
-                waits[node] = before
+    for index, node in enumerate(nodes):
+        node.meta[SEGMENT] = numbers[index]
+        if index in first and before is not None:
+            waits[node] = before
         if _has_own_buffer(node) and isinstance(node.meta.get("val"), torch.Tensor):
             before = node
     _torch.order_after(backward, waits)
     return len(waits)
 
 
-def may_fuse(first: Sequence[fx.Node], second: Sequence[fx.Node]) -> bool:
-    """Whether loops may become one kernel: not where one computes again, in a segment of its own.
+def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:
+    """Whether buffers may be made by one kernel: not where one is computed again, in a segment of its own.
 
     The kernel would run at the place of one of them and hold what the other works on for as long as it takes.
+
+    Args:
+        first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
+            computed inside of its loop.
+        second: Those of another kernel.
     """
-    nodes = (*first, *second)
+    nodes = [max(origins, key=_segment_and_mirror) for origins in (*first, *second) if origins]
     is_again = any(MIRROR in node.meta for node in nodes)
     return not is_again or len({node.meta.get(SEGMENT) for node in nodes}) == 1
+
+
+def _segment_and_mirror(node: fx.Node) -> tuple[int, bool]:
+    """What orders the nodes that a buffer was made for: segments ascend, a mirror is the stricter case."""
+    return node.meta.get(SEGMENT, -1), MIRROR in node.meta
 
 
 def _has_own_buffer(node: fx.Node) -> bool:

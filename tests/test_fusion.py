@@ -15,9 +15,10 @@ import fxremat
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
-from fxremat.kernels import Kernel, in_order, join_calls, leads_to
+from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, waiting
 from fxremat.layout import channels_last, input_copies
 from fxremat.schedule import bind
+from fxremat.windows import inlined_offsets
 
 
 class Function(nn.Module):
@@ -126,6 +127,95 @@ def test_what_the_backward_reads_has_its_own_buffer() -> None:
     assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
 
 
+class Chain(nn.Module):
+    """Concatenations of concatenations, as in a DenseNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(8, 4, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.first(x)
+        b = torch.cat([a, self.second(torch.tanh(a))], 1)
+        c = torch.cat([b, self.third(torch.tanh(b))], 1)
+        return c.square()
+
+
+def test_a_concatenation_is_not_held_in_another() -> None:
+    """Its layout is fixed when it is made, so both have buffers of their own, also where they run again."""
+    graph = fxremat.capture(Chain(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    again = fxremat.expand(graph, {"cat": 1, "cat_1": 1, "tanh_1": 1})
+    binding = bind(graph, again)
+    lowering = lower(graph, binding, "inductor")
+    cats = [step for step, name in enumerate(again) if name in ("cat", "cat_1")]
+    assert len(cats) == 4
+    assert lowering.held_in == {} and all(lowering.materialised[step] for step in cats)
+
+
+def test_what_is_read_through_a_view_is_copied() -> None:
+    """A slice of the sigmoid is concatenated: the sigmoid has a buffer of its own."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.sigmoid(torch.mm(x, w))
+        return torch.cat([a[:3], torch.mm(x, w)]).sum() + a.sum()
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
+
+
+# --- What is computed where it is read --------------------------------------------------------------------
+
+
+class Pooled(nn.Module):
+    """A pooling between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.last = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = nn.functional.max_pool2d(torch.tanh(self.first(x)), 2)
+        return self.last(torch.tanh(self.third(torch.tanh(self.second(pooled)))))
+
+
+def test_offsets_of_a_pooling_that_runs_again_hold_what_was_pooled() -> None:
+    """Saved offsets have a buffer; those of a mirror are computed where the gradient reads them."""
+    graph = fxremat.capture(Pooled(), torch.randn(2, 3, 8, 8), loss=torch.sum, compiler="inductor")
+    name, indices = "_low_memory_max_pool_with_offsets", "_low_memory_max_pool_offsets_to_indices"
+    saved = fxremat.expand(graph, {indices: 1})
+    assert list(inlined_offsets(graph, bind(graph, saved))) == []
+    again = list(fxremat.expand(graph, {name: 1, indices: 1, "tanh_1": 1, "tanh_2": 1}))
+    boundary = bind(graph, again).boundary
+    mirror = len(again) - 1 - again[::-1].index(name)
+    pooled = again[mirror : mirror + 3]
+    del again[mirror : mirror + 3]
+    again[boundary:boundary] = pooled  # so that other segments lie between pooling and reader
+    binding = bind(graph, again)
+    ((pooling, readers),) = inlined_offsets(graph, binding)
+    assert again[pooling] == name and pooling >= binding.boundary
+    lowering = lower(graph, binding, "inductor")
+    assert lowering.read_until[pooling] >= max(readers) > pooling
+
+
+def test_outputs_of_an_operator_are_told_apart() -> None:
+    """A normalisation reads five buffers, mean and variance among them: used twice, it is stored."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        variance, mean = torch.var_mean(x, 1, keepdim=True)
+        y = (x - mean) * (variance + 1).rsqrt() * weight + bias
+        return torch.mm(y * 2, x) * y
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6), torch.randn(6))
+    lowering, step = lowered(graph)
+    assert lowering.materialised[step["add_1"]]
+
+
 # --- Layout -----------------------------------------------------------------------------------------------
 
 
@@ -173,3 +263,19 @@ def test_what_leads_to_a_convolution_lies_channels_last() -> None:
     binding = bind(graph, again)
     found = channels_last(graph, binding)
     assert found and max(found) < binding.boundary
+
+
+def test_no_layout_follows_from_convolutions_that_wait() -> None:
+    """Inductor does not see them as convolutions; nor does it go on behind the last that it sees."""
+    graph = fxremat.capture(Chain(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    binding = bind(graph, graph.names)
+    names = [graph.names[step] for step in sorted(channels_last(graph, binding))]
+    assert {"tanh", "cat", "tanh_1"} <= set(names) and "pow_1" not in names
+    convolutions = [step for step, name in enumerate(graph.names) if name.startswith("convolution")]
+    assert channels_last(graph, binding, convolutions) == frozenset()
+
+
+def test_the_first_operator_of_each_segment_waits() -> None:
+    """Loops do not wait, nor does the first operator of all, which has nothing to wait for."""
+    steps = [("a", True), (None, True), ("b", False), ("c", True), ("d", True), (None, True), ("c", True)]
+    assert waiting(steps, segments(steps)) == [3, 6]

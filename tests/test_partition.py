@@ -30,7 +30,7 @@ import fxremat
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
-from fxremat.partition import order_recomputation, partition, saved_values
+from fxremat.partition import may_fuse, order_recomputation, partition, saved_values
 from fxremat.rewrite import rewrite
 from fxremat.schedule import Schedule, expand
 
@@ -233,3 +233,20 @@ def test_loops_neither_wait_nor_are_waited_for() -> None:
     graph = fxremat.capture(model, torch.randn(4, requires_grad=True), loss=torch.sum)
     _, backward = partition(rewrite(graph, expand(graph, {"tanh": 1, "tanh_2": 1})))
     assert order_recomputation(backward) == 0
+
+
+def test_loops_of_two_segments_are_not_fused() -> None:
+    """A buffer stands for the last of the nodes it was made for; without mirrors everything may be fused."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    again = expand(graph, {"mm_1": 1, "tanh_1": 1, "mm": 2, "tanh": 2})
+    _, backward = partition(rewrite(graph, again))
+    order_recomputation(backward)
+    mirrors = [
+        node for node in backward.graph.nodes if node.name.startswith("tanh") and "mirror" in node.name
+    ]
+    first, last = mirrors[0], mirrors[-1]
+    plain = next(node for node in backward.graph.nodes if node.op == "placeholder")
+    assert may_fuse([[first]], [[first]]) and may_fuse([], [[plain]]) and may_fuse([[plain]], [[plain]])
+    assert not may_fuse([[first]], [[last]]) and not may_fuse([[first], [last]], [])
+    assert may_fuse([[first, last]], [[last]]) and not may_fuse([[first, last]], [[first]])

@@ -1,0 +1,54 @@
+"""Windows: where Inductor computes the offsets of a maximum pooling again, inside of what reads them.
+
+Pooling has two results: the largest elements, and at which offset of its window each stands. Over a small
+window the second is a loop like any other: unless it is saved or returned it gets no buffer, and what was
+pooled is held until the offsets have been read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fxremat import ops
+from fxremat.graph import JointGraph
+from fxremat.schedule import Binding
+
+POOLING = ops.prims._low_memory_max_pool_with_offsets
+
+# Inductor's defaults on a CPU: config.realize_cpu_acc_reads_threshold, realize_reads_threshold.
+MAX_ELEMENTS = 12
+MAX_ELEMENTS_WHEN_REUSED = 4
+
+
+def inlined_offsets(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, list[int]]]:
+    """The poolings whose offsets get no buffer.
+
+    Yields:
+        The step of a pooling, and the steps that read its offsets.
+    """
+    steps = [step for step in range(len(binding.nodes)) if _picks_offsets(graph, binding, step)]
+    picks = {step: binding.reads[step][0] for step in steps}
+    readers: dict[int, list[int]] = {step: [] for step in picks}
+    for step, reads in enumerate(binding.reads if picks else ()):
+        for read in reads:
+            if read in readers:
+                readers[read].append(step)
+    for pick, found in readers.items():
+        pooling = picks[pick]
+        is_saved = bool(found) and pick < binding.boundary <= found[-1]
+        if pooling is None or is_saved or pick in binding.outputs:
+            continue
+        limit = MAX_ELEMENTS if len(found) == 1 else MAX_ELEMENTS_WHEN_REUSED
+        if found and _window_elements(graph, binding, pooling) <= limit:
+            yield pooling, found
+
+
+def _picks_offsets(graph: JointGraph, binding: Binding, step: int) -> bool:
+    node = graph.fx_nodes[binding.nodes[step]]
+    is_second = ops.is_getitem(node) and bool(node.args[1] == 1)
+    return is_second and ops.packet(node.all_input_nodes[0]) is POOLING
+
+
+def _window_elements(graph: JointGraph, binding: Binding, pooling: int) -> int:
+    return math.prod(ops.argument(graph.fx_nodes[binding.nodes[pooling]], "kernel_size"))
