@@ -204,7 +204,9 @@ def test_made_graphs_are_monotone(name: str) -> None:
     assert_monotone(MADE[name](), "none")
 
 
-@pytest.mark.parametrize("name", ["tanh_mlp", "transformer", "resnet"])
+@pytest.mark.parametrize(
+    "name", ["resnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tanh_mlp", "transformer"))]
+)
 def test_measured_peaks_are_monotone(name: str) -> None:
     """What the allocator hands out keeps each budget, and does not rise as budgets fall."""
     measured: list[int] = []
