@@ -48,10 +48,6 @@ RUN = 1 << 32  # a unit of time in units of runs: of two plans that take the sam
 def plan(problem: Problem, max_states: int = MAX_STATES) -> tuple[Solution, ...]:
     """All solutions that no schedule beats in both peak and time, by falling peak.
 
-    Args:
-        problem: The problem.
-        max_states: How many states all searches together may open.
-
     Raises:
         InvalidOptionError: The graph is too large to be searched, its memory is not that of graphs that run
             as they are, or its orders are such that a search would not see every schedule.
