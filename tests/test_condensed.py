@@ -18,6 +18,7 @@ from fxremat.planners.base import Problem
 from fxremat.planners.condensed import Condensed, condense
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
+from fxremat.planners.replay import without_unread
 from fxremat.planners.retain import Runs, retain
 from fxremat.schedule import prune, validate
 
@@ -36,7 +37,8 @@ def own(condensed: Condensed) -> tuple[int, ...]:
 
 
 def check(stated: Problem, condensed: Condensed, plan: tuple[int, ...]) -> None:
-    """A plan is a valid schedule, and takes what its runs say."""
+    """A plan is a valid schedule, and takes what its runs say, once those are gone that nobody reads."""
+    plan = without_unread(condensed, plan)
     schedule = prune(stated.graph, condensed.schedule(plan))
     validate(stated.graph, schedule)
     solution = stated.evaluate(schedule, "a test")
