@@ -1,6 +1,11 @@
 """The planners by name. One algorithm a file; each is a function from a Problem to solutions.
 
 A planner returns its solutions with the one first that it prefers when no budget is given.
+
+Besides the planners there are the parts that two of them are made of. ``auto``: ``condensed`` is the graph
+that it plans on, ``order`` reorders it, ``evict`` and ``retain`` make and mend plans, and ``persistent`` is
+the dynamic programme, of ``blocks``, their ``shapes``, the ``table`` and ``replay``. ``exact``: ``moves`` and
+``sets``. Those that cut the forward share ``cuts``.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ for each of a row of budgets between the least that a plan can be found for and 
 4. ``retain`` uses up what room is left by dropping recomputations.
 
 The best of each budget is measured exactly. The frontier of all measured points does not depend on any
-budget, hence a smaller budget never gives a higher peak. A graph of few operators has the plans of ``exact``
-besides. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
+budget, hence a smaller budget never gives a higher peak. Graphs that are not large have the plans of
+``drop_cheap`` and ``recursive`` besides, those of few operators the plans of ``exact``. Work is bounded in
+steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import NamedTuple
 
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import lower
-from fxremat.planners import drop_cheap, exact, min_cut, persistent
+from fxremat.planners import drop_cheap, exact, min_cut, persistent, recursive
 from fxremat.planners.base import Problem, Solution
 from fxremat.planners.condensed import Condensed, condense, never_materialised
 from fxremat.planners.evict import evict
@@ -67,7 +68,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     found = [each for each in found if problem.allows(each.schedule)]
     found += [default, *_proved(problem, len(condensed.operators))]
     if tries >= ENOUGH_TRIES:
-        found += drop_cheap.plan(problem)
+        found += (*drop_cheap.plan(problem), *recursive.plan(problem))
     if not any(map(problem.allows, schedules)):
         found.append(problem.identity("auto"))
     return (default, *pareto(found))
