@@ -175,7 +175,7 @@ class _Search:
 
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
-        low, high = self._least_need(), self.everything
+        low, high = min(map(self._least_need, self.orders)), self.everything
         while low + 1 < high and low * PRECISION < high:
             middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1)
             plans = (evict(self.condensed, order, middle, 1.0) for order in self.orders)
@@ -189,14 +189,15 @@ class _Search:
         ratio = max(1.0, self.everything / least) ** (1 / count)
         return sorted({least, *(round(least * ratio**step) for step in range(1, count + 1))})
 
-    def _least_need(self) -> int:
-        """What no plan in the graph's own order goes below: an operator, and what is returned by then."""
+    def _least_need(self, order: Sequence[int]) -> int:
+        """What no plan in an order goes below: an operator's own buffers, and what is returned by then."""
         size, pinned = self.condensed.size, self.condensed.pinned
         returned, need = 0, 1
-        for operator in self.condensed.operators:
+        for operator in (self.condensed.operators[index] for index in order):
             held = sum(size[buffer] for buffer in (*operator.reads, *operator.makes) if not pinned[buffer])
             returned += sum(size[buffer] for buffer in operator.makes if pinned[buffer])
-            need = max(need, held + returned)
+            taken = max((size[buffer] for buffer in operator.overwrites), default=0)
+            need = max(need, held + returned - taken)
         return need
 
     def _widest_gap(self) -> tuple[int, int] | None:
