@@ -244,15 +244,20 @@ def test_traced_schedules_are_bounded(network: Network, seed: int) -> None:
         )
 
 
+QUICK = ("transformer", "resnet", "unet")  # the other models are slow only because they are many
+
+
 @pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in models.NAMES]
+)
 def test_no_planner_undercuts_the_bounds(name: str, fusion: str) -> None:
     """Each solution of each planner takes at least the bound for its own peak."""
     module, inputs = models.fresh(models.case(name))
     graph = fxremat.capture(module, *inputs, compiler="inductor" if fusion == "inductor" else "eager")
     planning = make_problem(graph, fusion=fusion)
     bounds = Bounds(graph, planning.costs, fusion)
-    for planner in PLANNERS:
+    for planner in set(PLANNERS) - {"exact"}:  # it takes no graph as large
         for solution in solve(planning, planner):
             assert bounds.lowest_peak_bytes <= solution.peak_bytes
             assert bounds.seconds(solution.peak_bytes) <= solution.seconds * ROUNDING
