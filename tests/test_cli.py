@@ -145,7 +145,8 @@ def test_the_measured_peak_is_within_the_budget(model: str, tmp_path: Path) -> N
     fields = written(tmp_path, "explain", f"{model}:chain", "--budget", "0.6", "--measure")
     (graph,) = fields["graphs"]
     measured = fields["measured_peak_bytes"]
-    assert measured["fxremat"] == graph["solution"]["peak_bytes"] <= graph["budget_bytes"] < measured["eager"]
+    assert measured["fxremat"] <= graph["budget_bytes"] < measured["eager"]
+    assert measured["fxremat"] == pytest.approx(graph["solution"]["peak_bytes"], abs=16)  # numbers as tensors
     assert measured["eager"] > 16 * ACTIVATION_BYTES
 
 
