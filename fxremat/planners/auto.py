@@ -66,11 +66,11 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         schedules |= dict.fromkeys(map(condensed.schedule, plans))
     found = [problem.evaluate_needed(each, "auto") for each in schedules]
     found = [each for each in found if problem.allows(each.schedule)]
+    if not found:
+        found.append(problem.identity("auto"))
     found += [default, *_proved(problem, len(condensed.operators))]
     if tries >= ENOUGH_TRIES:
         found += (*drop_cheap.plan(problem), *recursive.plan(problem))
-    if not any(map(problem.allows, schedules)):
-        found.append(problem.identity("auto"))
     return (default, *pareto(found))
 
 
