@@ -41,7 +41,7 @@ from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.inplace import Overwrite, overwrites
 from fxremat.instances import Instances, storage_instances
-from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, waiting
+from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, stretches, waiting
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
 from fxremat.reads import looked_at, readers, viewed
@@ -122,7 +122,7 @@ class _Inductor:
         self.readers = readers(graph, binding, self.bases)
         self.products = self._products()
         outputs = {self.bases[step] for step in binding.outputs}
-        self.segments, self.waiting = self._segments()
+        self.segments, self.stretches, self.waiting = self._segments()
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []  # for each step, the realized steps that computing it reads
         self.buffers_read: list[tuple[int, ...]] = []  # those with an operator's outputs told apart
@@ -174,15 +174,20 @@ class _Inductor:
         is_alone = self.readers[product] == [step] and not self._crosses(product)
         return loop.is_product and loop.elements == own.elements and is_alone
 
-    def _segments(self) -> tuple[list[int], frozenset[int]]:
-        """The segment of recomputation of each step, -1 in the forward, and the steps made to wait."""
+    def _segments(self) -> tuple[list[int], list[int], frozenset[int]]:
+        """The segment and the stretch of each step, -1 in the forward, and what is made to wait."""
         boundary, nodes, mirrors = self.binding.boundary, self.binding.nodes, self.binding.is_mirror
         steps = [
             (nodes[step] if mirrors[step] else None, self.loops[nodes[step]].kind in OWN_BUFFER)
             for step in range(boundary, len(nodes))
         ]
         numbers = segments(steps)
-        return [-1] * boundary + numbers, frozenset(boundary + step for step in waiting(steps, numbers))
+        again = [mirrors[step] and self._is_external(step) for step in range(boundary, len(nodes))]
+        waits = frozenset(boundary + step for step in waiting(steps, numbers))
+        return [-1] * boundary + numbers, [-1] * boundary + stretches(numbers, again), waits
+
+    def _is_external(self, step: int) -> bool:
+        return self.loops[self.binding.nodes[step]].kind is Kind.KERNEL
 
     def _crosses(self, step: int) -> bool:
         boundary, readers = self.binding.boundary, self.readers[step]
@@ -278,10 +283,11 @@ class _Inductor:
         return is_same_part and self.realized_count - kernel.ordinal <= MAX_DISTANCE
 
     def _may_share(self, kernel: Kernel, step: int) -> bool:
-        """Whether a kernel and a loop are of one segment, or neither recomputes."""
+        """Whether a kernel and a loop are of one segment, or of one stretch if neither recomputes."""
         steps = (*kernel.steps, step)
         is_again = any(self.binding.is_mirror[each] for each in steps)
-        return not is_again or len({self.segments[each] for each in steps}) == 1
+        parts = self.segments if is_again else self.stretches
+        return len({parts[each] for each in steps}) == 1
 
     def _joinable(self, step: int, producers: Sequence[Kernel]) -> Kernel | None:
         """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read."""

@@ -110,6 +110,29 @@ def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
     return numbers
 
 
+def stretches(numbers: Sequence[int], runs_again: Sequence[bool]) -> list[int]:
+    """The stretch between recomputed external kernels that each step of a backward belongs to.
+
+    A loop that were run behind such kernels instead of before them would hold what it reads all the while.
+
+    Args:
+        numbers: The segment of each step; they ascend.
+        runs_again: For each step, whether it is an external kernel that runs again.
+
+    Returns:
+        For each step the last segment, up to its own, with such a kernel; -1 if there is none.
+
+    >>> stretches([0, 1, 1, 2, 3, 3], [False, True, False, False, False, True])
+    [-1, 1, 1, 1, 3, 3]
+    """
+    long = {number for number, again in zip(numbers, runs_again, strict=True) if again}
+    found, last = [], -1
+    for number in numbers:
+        last = number if number in long else last
+        found.append(last)
+    return found
+
+
 def waiting(steps: Sequence[tuple[Hashable | None, bool]], numbers: Sequence[int]) -> list[int]:
     """Which steps of a backward are made to wait for what stands before them.
 

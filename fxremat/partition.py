@@ -16,12 +16,14 @@ from fxremat import _torch, ops, twins
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
 from fxremat.inplace import overwrites
-from fxremat.kernels import segments, waiting
+from fxremat.kernels import segments, stretches, waiting
 from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
 from fxremat.schedule import bind
 
-SEGMENT = "fxremat_segment"  # key in the fx meta of the backward's nodes: a segment of recomputation
+# Keys in the fx meta of the backward's nodes.
+SEGMENT = "fxremat_segment"  # a segment of recomputation
+STRETCH = "fxremat_stretch"  # a stretch between external kernels that run again
 
 
 def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -105,8 +107,8 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     the backward's start, and the memory comes back. The first mirror of each segment (``kernels.segments``)
     is made to wait for the last value before it. Only operators that get a buffer of their own in any case
     take part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more, and
-    loops alone run with their readers. Every node is told its segment, so that the compiler can be kept from
-    fusing loops of two segments (``may_fuse``).
+    loops alone run with their readers. Every node is told its segment and its stretch, so that the compiler
+    can be kept from fusing loops of two of them (``may_fuse``).
 
     Returns:
         How many dependencies were added.
@@ -115,11 +117,13 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     owns = [_has_own_buffer(node) and not ops.is_getitem(node) for node in nodes]
     steps = [(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)]
     numbers = segments(steps)
+    again = [MIRROR in node.meta and ops.kind(node) is Kind.KERNEL for node in nodes]
+    parts = stretches(numbers, again)
     first = frozenset(waiting(steps, numbers))
     waits: dict[fx.Node, fx.Node] = {}
     before: fx.Node | None = None
     for index, node in enumerate(nodes):
-        node.meta[SEGMENT] = numbers[index]
+        node.meta[SEGMENT], node.meta[STRETCH] = numbers[index], parts[index]
         if index in first and before is not None:
             waits[node] = before
         if _has_own_buffer(node) and isinstance(node.meta.get("val"), torch.Tensor):
@@ -129,9 +133,10 @@ def order_recomputation(backward: fx.GraphModule) -> int:
 
 
 def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:
-    """Whether buffers may be made by one kernel: not where one is computed again, in a segment of its own.
+    """Whether buffers may be made by one kernel.
 
-    The kernel would run at the place of one of them and hold what the other works on for as long as it takes.
+    They may not where one is computed again, in a segment of its own, nor where an external kernel runs again
+    between them: the kernel would run at the place of one of them and hold what the other works on meanwhile.
 
     Args:
         first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
@@ -140,7 +145,7 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
     """
     nodes = [max(origins, key=_segment_and_mirror) for origins in (*first, *second) if origins]
     is_again = any(MIRROR in node.meta for node in nodes)
-    return not is_again or len({node.meta.get(SEGMENT) for node in nodes}) == 1
+    return len({node.meta.get(SEGMENT if is_again else STRETCH) for node in nodes}) <= 1
 
 
 def _segment_and_mirror(node: fx.Node) -> tuple[int, bool]:

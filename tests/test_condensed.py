@@ -6,14 +6,18 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from graphs import Network, chain, few, joint_graphs, networks, problem, traced
 from hypothesis import given
 from hypothesis import strategies as st
 from models import case, fresh
+from torch import nn
 
 import fxremat
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
+from fxremat.ops import Kind
+from fxremat.pipeline import make_problem
 from fxremat.planners.base import Problem
 from fxremat.planners.condensed import Condensed, condense
 from fxremat.planners.evict import evict
@@ -107,13 +111,29 @@ def test_inlined_nodes_belong_to_their_readers() -> None:
     stated = problem(graph)
     plain = condense(graph, stated.costs)
     first = graph.num_inputs
-    inlined = condense(graph, stated.costs, frozenset({first}))
+    inlined = condense(graph, stated.costs, inlined=frozenset({first}))
     assert len(inlined.operators) == len(plain.operators) - 1
     assert first in inlined.operators[0].free
     schedule = inlined.schedule(own(inlined))
     validate(graph, schedule)
     # It runs in the forward for its reader there, and again in the backward for those there.
     assert schedule.mirror_counts == {graph.nodes[first].name: 1}
+
+
+def test_loops_of_inductor_write_over_what_they_read() -> None:
+    """b = f(a) takes the place of a where nothing else reads a: a is not counted beside it."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Sigmoid(), nn.Tanh(), nn.Linear(8, 8))
+    graph = fxremat.capture(module, torch.randn(64, 8), compiler="inductor")
+    stated = make_problem(graph, fusion="inductor")
+    apart = condense(graph, stated.costs, "none")
+    over = condense(graph, stated.costs, "inductor")
+    assert not any(each.overwrites for each in apart.operators)
+    for each in over.operators:
+        assert all(over.size[buffer] == over.size[each.makes[0]] for buffer in each.overwrites)
+        is_loop = graph.loops[each.members[0]].kind in (Kind.POINTWISE, Kind.REDUCTION)
+        assert is_loop or not each.overwrites
+    saved = Runs(apart, own(apart)).live - Runs(over, own(over)).live
+    assert (saved >= 0).all() and saved.max() == 64 * 8 * 4
 
 
 # --- Eviction ---------------------------------------------------------------------------------------------

@@ -250,3 +250,16 @@ def test_loops_of_two_segments_are_not_fused() -> None:
     assert may_fuse([[first]], [[first]]) and may_fuse([], [[plain]]) and may_fuse([[plain]], [[plain]])
     assert not may_fuse([[first]], [[last]]) and not may_fuse([[first], [last]], [])
     assert may_fuse([[first, last]], [[last]]) and not may_fuse([[first, last]], [[first]])
+
+
+def test_loops_are_not_fused_across_kernels_that_run_again() -> None:
+    """A loop in front of a product that runs again is not put behind it: it would hold what it reads."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    _, kept = partition(graph)
+    _, again = partition(rewrite(graph, expand(graph, {"mm_1": 1, "tanh_1": 1})))
+    for backward, is_one in ((kept, True), (again, False)):
+        order_recomputation(backward)
+        plain = [node for node in backward.graph.nodes if "mirror" not in node.name]
+        loops = [node for node in plain if node.name.startswith("tanh_backward")]
+        assert may_fuse([[loops[0]]], [[loops[-1]]]) is is_one

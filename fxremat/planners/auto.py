@@ -56,12 +56,11 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     graph, inlined = problem.graph, _inlined(problem, default)
     # On a CPU the buffers of neighbouring loops live longer, but not all: plan for both if there is time.
     variants = [True, False] if inlined and graph.is_on_cpu else [False]
-    in_place = problem.fusion == "inplace"
     tries = _tries(problem, len(graph.nodes))
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     schedules: dict[Schedule, None] = {}
     for joins_calls in variants:
-        condensed = condense(graph, problem.costs, inlined, joins_calls, in_place)
+        condensed = condense(graph, problem.costs, problem.fusion, inlined, joins_calls)
         plans = _Search(condensed, tries // len(variants)).plans()
         schedules |= dict.fromkeys(map(condensed.schedule, plans))
     found = [problem.evaluate_needed(each, "auto") for each in schedules]

@@ -23,6 +23,7 @@ from fxremat.ops import Kind
 from fxremat.schedule import Schedule
 
 UNLIMITED = 1 << 30
+LOOPS = (Kind.POINTWISE, Kind.REDUCTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,33 +137,35 @@ class Condensed:
 def condense(
     graph: JointGraph,
     costs: Costs,
+    fusion: str = "none",
     inlined: frozenset[int] = frozenset(),
     joins_calls: bool = False,
-    in_place: bool = False,
 ) -> Condensed:
     """Condense a graph.
 
     Args:
         graph: The graph.
         costs: Seconds of its nodes.
+        fusion: The memory model. Unless it is ``"none"``, results are written over operands that die, as far
+            as operators (``twins.py``) or Inductor's loops can.
         inlined: Nodes that get no buffer, whatever the schedule.
         joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
-        in_place: Whether results are written over operands that die, as far as operators can (``twins.py``).
     """
-    return _Condenser(graph, costs, inlined, joins_calls, in_place).condense()
+    return _Condenser(graph, costs, fusion, inlined, joins_calls).condense()
 
 
 class _Condenser:
     """One pass over the nodes."""
 
     def __init__(
-        self, graph: JointGraph, costs: Costs, inlined: frozenset[int], joins_calls: bool, in_place: bool
+        self, graph: JointGraph, costs: Costs, fusion: str, inlined: frozenset[int], joins_calls: bool
     ) -> None:
         self.graph = graph
         self.joins_calls = joins_calls
-        self.in_place = in_place and bool(graph.fx_nodes)
+        self.fusion = fusion if graph.fx_nodes else "none"
         self.costs = costs
         self.buffers: dict[int, int] = {}  # of each storage, in order of making
+        self.bytes: list[int] = []  # of each buffer
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
         self.is_free: list[bool] = []
@@ -186,13 +189,14 @@ class _Condenser:
         for index, group in enumerate(groups):
             for storage in self._made(group):
                 self.buffers[storage] = len(maker)
+                self.bytes.append(graph.storage_bytes[storage] if storage >= 0 else 0)
                 maker.append(index)
         returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
         return Condensed(
             graph,
             tuple(map(self._operator, groups)),
             boundary,
-            tuple(graph.storage_bytes[each] if each >= 0 else 0 for each in self.buffers),
+            tuple(self.bytes),
             tuple(maker),
             tuple(storage in returned for storage in self.buffers),
             self.inlined,
@@ -256,7 +260,7 @@ class _Condenser:
             tuple(buffers[storage] for storage in remade),
             sum(costs.of_node(graph, node) for node in group) + self._inlined_seconds(inlined),
             max((graph.scratch_bytes[node] for node in group), default=0) if graph.scratch_bytes else 0,
-            self._overwrites(group[0]),
+            self._overwrites(group[0], tuple(read)),
             nodes[0].phase is Phase.FORWARD,
             1 if is_kept or is_late else min(limits, default=UNLIMITED),
             self._is_loop(group[0]),
@@ -265,11 +269,14 @@ class _Condenser:
             {"save": 1e6, "recompute": 1e-6}.get(nodes[0].wish, 1.0),
         )
 
-    def _overwrites(self, node: int) -> tuple[int, ...]:
+    def _overwrites(self, node: int, read: Sequence[int]) -> tuple[int, ...]:
         """The buffers whose place a node's result may take: as large, and held by no view or other output."""
         graph = self.graph
-        if not self.in_place or len(graph.nodes[node].creates) != 1 or not graph.is_plain[node]:
+        if self.fusion == "none" or len(graph.nodes[node].creates) != 1 or not graph.is_plain[node]:
             return ()
+        if self.fusion == "inductor":
+            is_loop = graph.loops[node].kind in LOOPS
+            return tuple(each for each in read if is_loop and self.bytes[each] == graph.node_bytes(node))
         found = []
         for position in graph.writable_operands[node]:
             operand = graph.nodes[graph.nodes[node].operands[position]]
@@ -279,7 +286,7 @@ class _Condenser:
         return tuple(found)
 
     def _is_loop(self, node: int) -> bool:
-        return self.joins_calls and self.graph.loops[node].kind in (Kind.POINTWISE, Kind.REDUCTION)
+        return self.joins_calls and self.graph.loops[node].kind in LOOPS
 
     def _inlined_seconds(self, inlined: Sequence[int]) -> float:
         """What inlined nodes add to their reader: arithmetic, and reads of what they read."""

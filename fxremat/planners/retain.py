@@ -113,16 +113,16 @@ class Runs:
                 source = self.reads[run][buffer]
                 is_same_part = (source < self.boundary) == (run < self.boundary)
                 is_pinned = self.condensed.pinned[buffer]
-                if is_same_part and not is_pinned and self.death(source, buffer) == run:
+                if is_same_part and not is_pinned and self.readers[source][buffer][-1] == run:
                     found[run] = source, buffer
-                    self.live[run] -= self.condensed.size[buffer]
+                    self._change(self.first[run], self.last[run], -self.condensed.size[buffer])
                     break
         return found
 
     def _taken_by(self, source: int, buffer: int) -> int | None:
         """The run that takes the place of a buffer, if any."""
-        last = self.death(source, buffer)
-        return last if self.overwritten.get(last) == (source, buffer) else None
+        by = self.readers[source][buffer]
+        return by[-1] if by and self.overwritten.get(by[-1]) == (source, buffer) else None
 
     @property
     def peak_bytes(self) -> int:
@@ -178,8 +178,10 @@ class Runs:
             return False
         for buffer in needed:
             taken = self._taken_by(before, buffer)
-            if taken is not None and self.live[taken] + self.condensed.size[buffer] > budget:
-                return False
+            if taken is not None:
+                call = self.live[self.first[taken] : self.last[taken] + 1]
+                if int(call.max()) + self.condensed.size[buffer] > budget:
+                    return False
         gaps = sorted((self.death(before, buffer) + 1, self.condensed.size[buffer]) for buffer in needed)
         held = 0
         for (first, size), (end, _) in zip(gaps, [*gaps[1:], (run, 0)], strict=True):
@@ -218,7 +220,7 @@ class Runs:
         taken = self._taken_by(source, buffer)
         if taken is not None:
             del self.overwritten[taken]
-            self._change(taken, taken, self.condensed.size[buffer])
+            self._change(self.first[taken], self.last[taken], self.condensed.size[buffer])
 
     def _forget(self, run: int) -> None:
         """Take a run out whose buffers are all somebody else's by now, or nobody's."""
