@@ -1,6 +1,6 @@
 """Are the seconds right? Times of steps that recompute, predicted and taken, as ratios to those that do not.
 
-    OMP_NUM_THREADS=1 python bench/times.py --scale full --json results.json
+    OMP_NUM_THREADS=1 python bench/times.py --json results.json
 
 Each row is one model with one plan of ``auto``, run as fx graphs (``compiler="eager"``): two from the middle
 of the frontier, and its lowest. The plan is made by the roofline and priced by both costs, so that both are
@@ -27,13 +27,25 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 
+import attention
 import models
+import networks
+from networks import Built
 
 import fxremat
 from fxremat.cost import COSTS, costs
 from fxremat.planners.auto import baseline_plan, pareto
 
-MODELS = ("tanh_mlp", "gated_mlp", "transformer", "resnet")
+# Large enough that operators outweigh the interpreter, small enough for a step in tens of milliseconds.
+MODELS: dict[str, tuple[Callable[..., Built], dict[str, int]]] = {
+    "tanh_mlp": (networks.tanh_mlp, {"layers": 16, "width": 128, "batch": 1024}),
+    "gated_mlp": (networks.gated_mlp, {"blocks": 4, "width": 128, "batch": 1024}),
+    "transformer": (
+        attention.transformer,
+        {"blocks": 4, "width": 128, "heads": 4, "batch": 4, "time": 128},
+    ),
+    "resnet": (networks.resnet, {"blocks": 3, "width": 16, "batch": 16, "size": 32}),
+}
 PLACES = (1 / 3, 2 / 3, 1.0)  # on the frontier, from the least time to the lowest peak
 
 
@@ -65,9 +77,10 @@ def processor_seconds(steps: list[Callable[[], object]], rounds: int) -> list[fl
     return [statistics.median(own[1:]) for own in seconds]
 
 
-def rows_of(name: str, scale: str, rounds: int) -> list[dict[str, Any]]:
+def rows_of(name: str, rounds: int) -> list[dict[str, Any]]:
     """What was predicted and measured for one model."""
-    module, inputs = models.fresh(models.case(name, scale))
+    build, sizes = MODELS[name]
+    module, inputs = models.fresh(models.Case(name, lambda: build(**sizes)))
     predicted: list[dict[str, float]] = [{} for _ in PLACES]
     planners = [planner(place, own) for place, own in zip(PLACES, predicted, strict=True)]
     torch._dynamo.reset()
@@ -87,14 +100,13 @@ def rows_of(name: str, scale: str, rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, print a table, and write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=models.NAMES, default=MODELS, metavar="MODEL")
-    parser.add_argument("--scale", choices=("small", "full"), default="full")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=tuple(MODELS))
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()
     rows = []
     for name in tqdm(arguments.models, disable=None, leave=False):
-        rows += rows_of(name, arguments.scale, arguments.rounds)
+        rows += rows_of(name, arguments.rounds)
     columns = ("taken", *COSTS)
     shown = [
         (row["model"], f"{row['peak']:.0%}", *(f"{row[column] - 1:+.1%}" for column in columns))
