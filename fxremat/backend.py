@@ -18,6 +18,7 @@ from torch import fx
 
 from fxremat import _compilers, _torch
 from fxremat.annotate import regions_outside
+from fxremat.calibrate import fingerprint
 from fxremat.errors import FxrematError
 from fxremat.options import Options
 from fxremat.partition import may_fuse
@@ -97,10 +98,11 @@ class Partitioner(_torch.CustomPartitionerFn):
         return forward, backward
 
     def uuid(self) -> object:
-        """What caches of compiled graphs depend on besides the graph: our source, torch, the options."""
+        """What caches of compiled graphs depend on besides the graph: source, torch, options, calibration."""
         if callable(self.options.planner):
             return None  # a function has no text that names it in another process: nothing is cached
-        return _compilers.source_hash(pathlib.Path(__file__).parent), repr(self.options)
+        own = repr(self.options), fingerprint(self.options.cost)
+        return _compilers.source_hash(pathlib.Path(__file__).parent), *own
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:

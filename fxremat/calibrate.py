@@ -3,35 +3,39 @@
 Two figures no formula gives are read off: the *scratch* bytes that an operator allocates and frees again
 while it runs (a convolution's reordered operands, a dropout's random numbers), and its seconds. An operator
 is run alone on example operands of the traced sizes, once per target, sizes, dtypes, strides and other
-arguments in a process. Random states are restored. Operators with effects, of unknown purity, on devices
-that are not there, or that refuse the examples have no scratch that is known: 0.
+arguments: its scratch in each process, its seconds once for all processes, for they are kept in the device's
+ledger. Random states are restored. Operators with effects, of unknown purity, on devices that are not there,
+or that refuse the examples have no scratch that is known: 0, and no seconds.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import astuple
 from typing import Any, TypeVar
 
 import torch
+from tabulate import tabulate
 from torch import fx
 from tqdm import tqdm
 
-from fxremat import _compilers, _torch, ops
+from fxremat import _compilers, _torch, ledger, ops
 from fxremat.graph import JointGraph
-from fxremat.measure import measure_peak, time_steps
+from fxremat.measure import measure_peak
+from fxremat.rates import KEY, REFUSALS, alone, facts, is_present, present, rates, seconds_per_call, source
 
 # For this process, by signature; scratch bytes for convolutions laid out as they are and channels last.
-_scratch_bytes: dict[bool, dict[object, int]] = {}
-_seconds: dict[object, float] = {}
+_scratch_bytes: dict[bool, dict[str, int]] = {}
 
-TIMED_ROUNDS = 5
+# Operators that could not be timed in this process; another may have the memory for them.
+_refused: dict[torch.device, dict[str, float | None]] = {}
+
+SECONDS_DIGITS = 3
 NEGLIGIBLE = 1 / 1000  # of the traffic of a graph's largest operator: smaller ones are not run for scratch
 
-# What an operator raises that cannot run on the examples, or not on this device.
-REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
-_Figure = TypeVar("_Figure", int, float)
+_Figure = TypeVar("_Figure", int, "float | None")
 
 
 def scratch_bytes(graph: JointGraph, fusion: str) -> tuple[int, ...]:
@@ -48,13 +52,82 @@ def scratch_bytes(graph: JointGraph, fusion: str) -> tuple[int, ...]:
 
 
 def seconds(graph: JointGraph) -> dict[str, float]:
-    """Seconds of each node that could be run alone, by name: the median of several runs."""
-    nodes = list(_runnable(graph))
-    _fill(_seconds, nodes, _measure_seconds, "timing operators")
-    return {node.name: _seconds[signature(node)] for node in nodes}
+    """Seconds of each node that could be run alone, by name; from the ledger where they are known already."""
+    found: dict[str, float] = {}
+    for device, nodes in _by_device(graph).items():
+        book = ledger.open_ledger(facts(device))
+        keys = [signature(node) for node in nodes]
+        if any(key not in book for key in keys):
+            book.refresh()
+        tried = _refused.setdefault(device, {})
+        fresh = {key: node for key, node in zip(keys, nodes, strict=True) if key not in book}
+        _fill(tried, list(fresh.values()), _measure_seconds, "timing operators")
+        timed = {key: tried.pop(key) for key in fresh if tried[key] is not None}
+        if timed:
+            book.add(timed)
+        for node, key in zip(nodes, keys, strict=True):
+            if key in book and _is_time(book[key]):
+                found[node.name] = float(book[key])
+    return found
 
 
-def signature(node: fx.Node) -> object:
+def _is_time(figure: object) -> bool:
+    """Whether a figure of a ledger is a time, for anyone may have written to the file."""
+    return isinstance(figure, (int, float)) and figure > 0
+
+
+def _by_device(graph: JointGraph) -> dict[torch.device, list[fx.Node]]:
+    found: dict[torch.device, list[fx.Node]] = {}
+    for node in _runnable(graph):
+        found.setdefault(_device(node), []).append(node)
+    return found
+
+
+def fingerprint(cost: str | Mapping[str, float]) -> str:
+    """A text that changes whenever what was measured for a cost does; caches of compiled graphs depend on it.
+
+    Under a profiler, where nothing is measured, it is another.
+
+    >>> fingerprint("roofline") == fingerprint("roofline")
+    True
+    """
+    parts: list[object] = [_compilers.is_profiling()]
+    if not isinstance(cost, Mapping):
+        parts += [(device.type, astuple(rates(device))) for device in present()]
+    if cost == "measured":
+        parts += [ledger.open_ledger(facts(device)).name for device in present()]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def summaries(again: bool = False) -> list[str]:
+    """What is known of each device of this machine, its rates measured if need be, as tables.
+
+    Args:
+        again: Forget first what was measured, rates and seconds of operators.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    for device in present() if again else ():
+        ledger.forget(facts(device))
+    return [_summary(device) for device in present()]
+
+
+def _summary(device: torch.device) -> str:
+    found, book = rates(device), ledger.open_ledger(facts(device))
+    rows = [(name, str(fact)) for name, fact in facts(device).items()]
+    rows += [
+        ("products in float32", f"{found.flops_per_second / 1e9:.6g} GFLOP/s"),
+        ("products in half precision", f"{found.half_flops_per_second / 1e9:.6g} GFLOP/s"),
+        ("products in float64", f"{found.double_flops_per_second / 1e9:.6g} GFLOP/s"),
+        ("copies", f"{found.bytes_per_second / 1e9:.6g} GB/s"),
+        ("launch", f"{found.launch_seconds * 1e6:.3g} us"),
+        ("these rates are", source(device)),
+        ("operators timed", str(sum(key != KEY for key in book))),
+    ]
+    return tabulate(rows, tablefmt="plain", disable_numparse=True)
+
+
+def signature(node: fx.Node) -> str:
     """What a node's figures depend on: target, arguments, and sizes, strides, dtypes of its operands."""
 
     def describe(argument: object) -> object:
@@ -64,7 +137,7 @@ def signature(node: fx.Node) -> object:
         return str([(_sizes(v.shape), _sizes(v.stride()), v.dtype, v.device) for v in values])
 
     described = fx.node.map_aggregate((node.args, dict(node.kwargs)), describe)  # type: ignore[arg-type]
-    return str(node.target), str(described)
+    return f"{node.target}{described}"
 
 
 def _sizes(sizes: Iterable[int]) -> list[int | None]:
@@ -78,43 +151,47 @@ def _runnable(graph: JointGraph) -> Iterable[fx.Node]:
         if index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW or _torch.is_symbolic(node):
             continue
         is_harmless = ops.is_random(node) or ops.keep_reason(node) is None
-        if is_harmless and all(map(_is_present, _devices(node))):
+        if is_harmless and all(map(is_present, _devices(node))):
             yield node
 
 
-def _devices(node: fx.Node) -> Iterable[str]:
+def _devices(node: fx.Node) -> Iterable[torch.device]:
     for each in (node, *node.all_input_nodes):
         for tensor in ops.tensors(each.meta.get("val")):
-            yield tensor.device.type
+            yield tensor.device
 
 
-def _is_present(device: str) -> bool:
-    return device == "cpu" or (device == "cuda" and torch.cuda.is_available())
+def _device(node: fx.Node) -> torch.device:
+    """Where a node runs."""
+    return next(iter(_devices(node)), torch.device("cpu"))
 
 
 def _fill(
-    table: dict[object, _Figure], nodes: list[fx.Node], measure: Callable[[fx.Node], _Figure], title: str
+    table: MutableMapping[str, _Figure],
+    nodes: list[fx.Node],
+    measure: Callable[[fx.Node], _Figure],
+    title: str,
 ) -> None:
     fresh = {key: node for node in nodes if (key := signature(node)) not in table}
-    with _compilers.real_tensors(), torch.no_grad(), torch.random.fork_rng():
+    with alone(map(_device, fresh.values())):
         for key, node in tqdm(fresh.items(), title, disable=None, leave=False, delay=1.0):
             table[key] = measure(node)
 
 
 def _measure_scratch(node: fx.Node, channels_last: bool) -> int:
-    device = next(iter(_devices(node)), "cpu")
     try:
-        measured = measure_peak(_call(node, channels_last), device=device)
+        measured = measure_peak(_call(node, channels_last), device=_device(node))
     except REFUSALS:
         return 0
     return max(0, measured.peak_bytes - ops.value_bytes(node))
 
 
-def _measure_seconds(node: fx.Node) -> float:
+def _measure_seconds(node: fx.Node) -> float | None:
     try:
-        return statistics.median(time_steps({"": _call(node)}, rounds=TIMED_ROUNDS)[""])
+        seconds = seconds_per_call(_call(node), _device(node))
     except REFUSALS:
-        return 0.0
+        return None
+    return float(f"{seconds:.{SECONDS_DIGITS}g}")
 
 
 def _call(node: fx.Node, channels_last: bool = False) -> Callable[[], object]:

@@ -4,6 +4,7 @@
     fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
     fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
+    fxremat calibrate       how fast this machine is, which plans are made by
     fxremat paper           a figure of the paper, made again
 
 MODEL names a function that returns a model and what it is called with; see ``example.py``.
@@ -112,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--measure", action="store_true", help="also measure the peak, and that of eager")
     explain.set_defaults(command=_explain)
+
+    calibrate = commands.add_parser(
+        "calibrate", parents=[debug], help="print this machine's rates, which are measured once and kept"
+    )
+    calibrate.add_argument("--again", action="store_true", help="forget all that was measured, and measure")
+    calibrate.set_defaults(command=_calibrate)
     _add_paper(commands, debug)
     return parser
 
@@ -269,6 +276,13 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
     if len(reports()) == seen:
         raise CaptureError("no graph with a backward was compiled, so there is nothing to explain")
     return compiled, reports()[seen:]
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from fxremat import calibrate
+
+    print("\n\n".join(calibrate.summaries(arguments.again)))
+    return 0
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

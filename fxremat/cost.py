@@ -4,40 +4,28 @@ The roofline model: a kernel takes the longer of its arithmetic and its traffic,
 costs. Where a compiler fuses, a value in registers is neither written nor read, so recomputing it next to
 its reader costs its arithmetic alone. Costs may also be measured on the machine, or given.
 
-A plan is chosen by ratios of these seconds, not by their sizes. The rates are those of one CPU and one GPU,
-measured by hand (large float32 matrix product; copy of 128 MiB; call of a four-element operator):
-2-core AMD EPYC of the Zen 4 line, 66 GFLOP/s, 16.6 GB/s, 3.3 us. The GPU's are the data sheet's of an H100
-SXM at half of their peak: 33 TFLOP/s in float32, 495 in half precision, 1.7 TB/s; launching takes 4 us.
+A plan is chosen by ratios of these seconds, not by their sizes. The rates of the roofline are those of the
+node's own device (``rates.py``). Measured are the seconds of each operator alone; where that can't be had,
+the roofline's stand in for them, and ``Costs.untimed`` counts such nodes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
-from fxremat import calibrate, ops
+from fxremat import _torch, calibrate, ops
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import Lowering
 from fxremat.graph import JointGraph
+from fxremat.rates import Rates, rates
 from fxremat.schedule import Binding
 
 COSTS = ("roofline", "measured")
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """The rates of a kind of device."""
-
-    flops_per_second: float
-    half_flops_per_second: float
-    bytes_per_second: float
-    launch_seconds: float
-
-
-CPU = Device(66e9, 66e9, 16.6e9, 3.3e-6)
-CUDA = Device(33e12, 495e12, 1.7e12, 4e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +37,14 @@ class Costs:
         write: Seconds to write its result; saved where the result is not materialised.
         read: Seconds to read its result once; saved where the result is not materialised.
         is_view: Nodes that run no kernel.
+        untimed: Nodes whose seconds are the roofline's although measured ones were asked for.
     """
 
     fixed: tuple[float, ...]
     write: tuple[float, ...]
     read: tuple[float, ...]
     is_view: tuple[bool, ...]
+    untimed: int = 0
 
     def of_node(self, graph: JointGraph, index: int) -> float:
         """Seconds of one run of a node with nothing fused."""
@@ -80,7 +70,7 @@ def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Co
         raise InvalidOptionError.bad_value("cost", cost, COSTS)
     if graph.module is None:
         return _given(graph, graph.given_seconds)
-    return _given(graph, calibrate.seconds(graph)) if cost == "measured" else roofline(graph)
+    return _measured(graph) if cost == "measured" else roofline(graph)
 
 
 def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> float:
@@ -104,32 +94,48 @@ def _given(graph: JointGraph, given: Mapping[str, float]) -> Costs:
     return Costs(fixed, none, none, (False,) * len(fixed))
 
 
-def roofline(graph: JointGraph, device: Device | None = None) -> Costs:
-    """The costs of a traced graph's nodes by the roofline model, on their own device or a given one."""
+def _measured(graph: JointGraph) -> Costs:
+    estimated, timed = roofline(graph), calibrate.seconds(graph)
+    untimed = {
+        node.name: estimated.of_node(graph, index)
+        for index, node in enumerate(graph.nodes)
+        if not estimated.is_view[index] and node.name not in timed
+    }
+    return replace(_given(graph, {**timed, **untimed}), untimed=len(untimed))
+
+
+def roofline(graph: JointGraph, given: Rates | None = None) -> Costs:
+    """The costs of a traced graph's nodes by the roofline model, at given rates or their own device's."""
+    rates_of = functools.cache(rates)
     fixed, write, read, is_view = [], [], [], []
     for index, node in enumerate(graph.fx_nodes):
-        rates = device or _device(node)
-        traffic = ops.value_bytes(node) / rates.bytes_per_second
-        view = index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW
+        own = given or rates_of(_device(node))
+        traffic = ops.value_bytes(node) / own.bytes_per_second
+        view = index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW or _torch.is_symbolic(node)
         is_view.append(view)
         read.append(traffic)
         write.append(0.0 if view else traffic)
-        fixed.append(0.0 if view else _fixed_seconds(node, rates))
+        fixed.append(0.0 if view else _fixed_seconds(node, own))
     return Costs(tuple(fixed), tuple(write), tuple(read), tuple(is_view))
 
 
-def _fixed_seconds(node: fx.Node, device: Device) -> float:
+def _fixed_seconds(node: fx.Node, own: Rates) -> float:
     count = ops.flops(node)
     if count == 0:
-        return device.launch_seconds
-    is_half = any(tensor.dtype.itemsize == 2 for tensor in ops.tensors(node.meta.get("val")))
-    rate = device.half_flops_per_second if is_half else device.flops_per_second
-    traffic = ops.moved_bytes(node) / device.bytes_per_second
-    return device.launch_seconds + max(0.0, count / rate - traffic)
+        return own.launch_seconds
+    traffic = ops.moved_bytes(node) / own.bytes_per_second
+    return own.launch_seconds + max(0.0, count / _flops_per_second(node, own) - traffic)
 
 
-def _device(node: fx.Node) -> Device:
+def _flops_per_second(node: fx.Node, own: Rates) -> float:
+    """The rate of products whose first result is as wide as the node's."""
     tensor = next(ops.tensors(node.meta.get("val")), None)
-    return (
-        CUDA if tensor is not None and tensor.device.type != "cpu" and tensor.device.type != "meta" else CPU
-    )
+    width = tensor.dtype.itemsize if tensor is not None else 4
+    if width == 2:
+        return own.half_flops_per_second
+    return own.double_flops_per_second if width == 8 else own.flops_per_second
+
+
+def _device(node: fx.Node) -> torch.device:
+    tensor = next(ops.tensors(node.meta.get("val")), None)
+    return torch.device("cpu") if tensor is None else tensor.device

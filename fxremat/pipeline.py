@@ -208,7 +208,7 @@ def planned(graph: JointGraph, options: Options, static_inputs: Sequence[int] = 
     solution = bounded(
         problem, bounds, choose(problem, solutions, options.budget, budget_bytes), budget_bytes
     )
-    return make_report(
+    report = make_report(
         graph,
         problem,
         profile(graph, solution.schedule, options.fusion),
@@ -221,6 +221,15 @@ def planned(graph: JointGraph, options: Options, static_inputs: Sequence[int] = 
         lowest_peak_lower_bound_bytes=bounds.lowest_peak_bytes,
         planning_seconds=time.perf_counter() - start,
     )
+    return replace(report, notes=(*report.notes, *_notes(problem)))
+
+
+def _notes(problem: Problem) -> Sequence[str]:
+    """What is to be known about the problem's costs."""
+    count, nodes = problem.costs.untimed, len(problem.graph.nodes) - problem.graph.num_inputs
+    if count == 0:
+        return ()
+    return (f"{count} of {nodes} nodes could not be timed alone; their seconds are the roofline's",)
 
 
 def partition_joint(

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
+from fxremat.rates import CPU, CUDA, PINNED
+
 # The same drawn examples in every automatic run; elsewhere each run draws new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def pinned_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of calibrations for all tests and their processes: it starts with the rates of the table.
+
+    So plans are the same on every machine, and what is measured here is no part of the user's.
+    """
+    folder = tmp_path_factory.mktemp("calibration")
+    (folder / PINNED).write_text(json.dumps({"cpu": asdict(CPU), "cuda": asdict(CUDA)}), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FXREMAT_CACHE_DIR", str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)

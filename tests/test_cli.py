@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import fxremat
 from fxremat import cli, demo
 from fxremat.errors import InfeasibleBudgetError
+from fxremat.rates import CPU
 
 SOURCE = """
 import torch
@@ -372,3 +374,24 @@ def test_a_budget_is_read_as_in_python(text: str, budget: object) -> None:
     """Digits are bytes, a point makes a fraction, the rest is for the options to judge."""
     read = cli._budget(text)
     assert (type(read), read) == (type(budget), budget)
+
+
+# --- Calibrating ------------------------------------------------------------------------------------------
+
+
+def test_calibrate_prints_the_rates_and_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured the first time, kept for the second, and measured anew if asked to."""
+    measured = [replace(CPU, launch_seconds=1e-6 * number) for number in (7, 8)]
+    monkeypatch.setattr("fxremat.rates._measured", lambda device: measured.pop(0))
+    monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path))
+    printed = []
+    for arguments in ([], [], ["--again"]):
+        assert cli.main(["calibrate", *arguments]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "launch                      7 us\n" in printed[0]
+    assert "copies                      16.6 GB/s\n" in printed[0]
+    assert f"kept in {tmp_path}" in printed[0]
+    assert printed[1] == printed[0] != printed[2]
+    assert "launch                      8 us\n" in printed[2]

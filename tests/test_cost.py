@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,20 +14,27 @@ from hypothesis import given
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fxremat import calibrate
-from fxremat.cost import CPU, Costs, costs, seconds
+import fxremat
+from fxremat import calibrate, ledger, rates
+from fxremat.calibrate import fingerprint
+from fxremat.cost import Costs, costs, roofline, seconds
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
+from fxremat.options import Options
+from fxremat.pipeline import planned
+from fxremat.planners import Problem, Solution
+from fxremat.rates import CPU, PINNED, Rates
 from fxremat.schedule import Schedule, bind, identity
 
 aten = torch.ops.aten
 
 
-def product_and_tanh(size: int = 4) -> JointGraph:
+def product_and_tanh(size: int = 4, device: str = "meta") -> JointGraph:
     """tanh(x @ x.t()) of a square matrix."""
     sketch = Sketch()
     x = sketch.input("primals_1", size, size)
+    x.meta["val"] = torch.empty((size, size), device=device)
     t = sketch.call("t", aten.t.default, x)
     mm = sketch.call("mm", aten.mm.default, x, t)
     return sketch.joint([sketch.call("tanh", aten.tanh.default, mm)])
@@ -140,29 +150,192 @@ def test_measured_seconds() -> None:
         assert (found.of_node(graph, position) > 0) == is_kernel, node.name
 
 
-def test_measuring_is_done_once_and_leaves_no_trace() -> None:
-    """An operator is timed once in a process, and the random state is what it was."""
+@pytest.fixture
+def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which nothing was measured yet, with the rates of the table."""
+    (tmp_path / PINNED).write_text(json.dumps({"cpu": asdict(CPU)}), encoding="utf-8")
+    monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, refuses: bool = False) -> list[object]:
+    """What timed operators return, one result for each time an operator is timed; they take a second."""
+    results: list[object] = []
+
+    def seconds_per_call(call: Callable[[], object], device: torch.device) -> float:
+        results.append(call())
+        if refuses:
+            raise RuntimeError("no memory")
+        return 1.0
+
+    monkeypatch.setattr(calibrate, "seconds_per_call", seconds_per_call)
+    return results
+
+
+def other_process() -> None:
+    """Forget what a process holds in memory, as a new one would not know it."""
+    ledger._ledger.cache_clear()
+    calibrate._refused.clear()
+
+
+def test_measuring_leaves_no_trace(calibration: Path) -> None:
+    """The random state is what it was, and the same graph is not timed again."""
     graph = traced(Network([("dropout", -1, -1), ("softmax", -1, -1)]))
     state = torch.get_rng_state()
     first = costs(graph, "measured")
     assert torch.equal(torch.get_rng_state(), state)
-    with CountOperators() as counted:
+    with CountOperators() as ran:
         assert costs(graph, "measured") == first
-    assert counted.counts.total() == 0
+    assert ran.counts.total() == 0
 
 
-def test_measuring_while_tracing_runs_real_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_is_timed_once_for_all_processes(
+    calibration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process finds it on disk; an operator of other sizes is another."""
+    timed = counted(monkeypatch)
+    first = costs(product_and_tanh(device="cpu"), "measured")
+    assert first.fixed == (0.0, 0.0, 1.0, 1.0) and len(timed) == 2
+    other_process()
+    assert costs(product_and_tanh(device="cpu"), "measured") == first
+    assert len(timed) == 2
+    costs(product_and_tanh(5, device="cpu"), "measured")
+    assert len(timed) == 4
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures are then kept for the process."""
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path / "file"))
+    timed = counted(monkeypatch)
+    graph = product_and_tanh(device="cpu")
+    monkeypatch.setattr(rates, "_measured", lambda device: CPU)
+    assert costs(graph, "measured") == costs(graph, "measured")
+    assert len(timed) == 2
+
+
+def test_what_cannot_be_timed_takes_what_the_roofline_says(
+    calibration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted, and tried once in a process; the next may have the memory for it."""
+    tried = counted(monkeypatch, refuses=True)
+    graph = product_and_tanh(device="cpu")
+    found, estimated = costs(graph, "measured"), costs(graph)
+    assert found.untimed == len(tried) == 2
+    for index in range(len(graph.nodes)):
+        assert found.of_node(graph, index) == estimated.of_node(graph, index)
+    assert costs(graph, "measured") == found and len(tried) == 2
+    other_process()
+    timed = counted(monkeypatch)
+    assert costs(graph, "measured").untimed == 0 and len(timed) == 2
+
+
+def test_the_report_says_how_much_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a profiler nothing is timed: all of it is the roofline's."""
+    graph = product_and_tanh(device="cpu")
+    monkeypatch.setattr("fxremat._compilers.is_profiling", lambda: True)
+    notes = planned(graph, Options(cost="measured", compiler="eager")).notes
+    assert notes == ("2 of 3 nodes could not be timed alone; their seconds are the roofline's",)
+    assert planned(graph, Options(compiler="eager")).notes == ()
+
+
+def test_measuring_while_tracing_runs_real_operators(
+    calibration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A partitioner is called with fake tensors active; to time those would say nothing."""
-    results: list[object] = []
-
-    def time_steps(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-        results.extend(step() for step in steps.values())
-        return {name: [1.0] * rounds for name in steps}
-
-    monkeypatch.setattr(calibrate, "time_steps", time_steps)
-    monkeypatch.setattr(calibrate, "_seconds", {})
+    results = counted(monkeypatch)
     graph = traced(Network([("tanh", -1, -1)]))
     with FakeTensorMode():
         costs(graph, "measured")
     assert results
     assert {type(result) for result in results} == {Tensor}
+
+
+# --- Rates and the fingerprint --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate"),
+    [(torch.float32, 1e9), (torch.bfloat16, 2e9), (torch.float16, 2e9), (torch.float64, 5e8)],
+)
+def test_a_product_goes_at_the_rate_of_its_precision(dtype: torch.dtype, rate: float) -> None:
+    """Given rates are used on any device."""
+    sketch = Sketch()
+    x = sketch.input("primals_1", 64, 64)
+    x.meta["val"] = x.meta["val"].to(dtype)
+    graph = sketch.joint([sketch.call("mm", aten.mm.default, x, x)])
+    found = roofline(graph, Rates(1e9, 2e9, 5e8, 1e15, 1e-9))
+    assert found.of_node(graph, 1) == pytest.approx(1e-9 + 2 * 64**3 / rate)
+
+
+def test_a_plan_follows_the_rates_of_the_device(calibration: Path) -> None:
+    """Those that are pinned, here: twice the bandwidth, half the seconds of traffic."""
+    graph = product_and_tanh(device="cpu")
+    before = costs(graph)
+    faster = {**asdict(CPU), "bytes_per_second": 2 * CPU.bytes_per_second}
+    (calibration / PINNED).write_text(json.dumps({"cpu": faster}), encoding="utf-8")
+    assert costs(graph).write == tuple(each / 2 for each in before.write)
+
+
+def test_a_number_runs_no_kernel() -> None:
+    """A size that a graph computes takes no time, with either cost."""
+
+    class Reshaped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).reshape(x.shape[0] * 2, 2).tanh()
+
+    x = torch.randn(6, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    seen: list[JointGraph] = []
+
+    def planner(problem: Problem) -> Solution:
+        seen.append(problem.graph)
+        return problem.identity("seen")
+
+    compiled = torch.compile(
+        Reshaped(), backend=fxremat.fxremat_backend, options={"planner": planner, "compiler": "eager"}
+    )
+    compiled(x).sum().backward()
+    numbers = [
+        index
+        for index, node in enumerate(seen[0].fx_nodes)
+        if index >= seen[0].num_inputs and isinstance(node.meta.get("val"), torch.SymInt)
+    ]
+    assert numbers
+    for index in numbers:
+        assert roofline(seen[0]).of_node(seen[0], index) == 0.0
+
+
+def test_the_fingerprint_follows_the_calibration(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other rates, another ledger, or a profiler: caches miss. Seconds that are added change nothing."""
+    counted(monkeypatch)
+    first = {cost: fingerprint(cost) for cost in ("roofline", "measured")}
+    assert first["roofline"] != first["measured"]
+    costs(product_and_tanh(device="cpu"), "measured")
+    other_process()
+    assert {cost: fingerprint(cost) for cost in first} == first
+    ledger.forget(rates.facts(torch.device("cpu")))
+    assert fingerprint("roofline") == first["roofline"]
+    assert fingerprint("measured") != first["measured"]
+    (calibration / PINNED).write_text(
+        json.dumps({"cpu": {**asdict(CPU), "launch_seconds": 1.0}}), encoding="utf-8"
+    )
+    assert fingerprint("roofline") != first["roofline"]
+    given = fingerprint({"a": 1.0})
+    monkeypatch.setattr("fxremat._compilers.is_profiling", lambda: True)
+    assert fingerprint({"a": 1.0}) != given
+
+
+def test_compiled_graphs_are_cached_by_the_calibration(calibration: Path) -> None:
+    """The partitioner's name in caches changes with it."""
+    first = fxremat.partitioner().uuid()
+    assert first == fxremat.partitioner().uuid()
+    slower = {**asdict(CPU), "flops_per_second": 1e9}
+    (calibration / PINNED).write_text(json.dumps({"cpu": slower}), encoding="utf-8")
+    assert fxremat.partitioner().uuid() != first

@@ -41,6 +41,8 @@ LAYERS = (
     "packing",
     "allocate",
     "measure",
+    "ledger",
+    "rates",
     "calibrate",
     "cost",
     "closures",

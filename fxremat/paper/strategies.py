@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 from fxremat import ops
 from fxremat.allocate import allocate
 from fxremat.canonical import Phase
-from fxremat.cost import CUDA, roofline
+from fxremat.cost import roofline
 from fxremat.graph import JointGraph
 from fxremat.pipeline import choose
 from fxremat.planners import PLANNERS, Planner, Problem, Solution, recursive
+from fxremat.rates import CUDA
 
 __all__ = ["NAMES", "Planned", "Strategy", "plan_strategies", "strategies_for"]
 

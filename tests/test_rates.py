@@ -1,0 +1,187 @@
+"""rates: what a device's rates are taken from, and that measuring them finds this machine's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, astuple, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fxremat import ledger, rates
+from fxremat.rates import CPU, CUDA, PINNED, Rates
+
+HERE = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which nothing is known."""
+    monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Rates]:
+    """What would be measured, twice as fast each time; the list is what was."""
+    found: list[Rates] = []
+
+    def measure(device: torch.device) -> Rates:
+        found.append(Rates(*(2 ** len(found) * each for each in astuple(CPU))))
+        return found[-1]
+
+    monkeypatch.setattr(rates, "_measured", measure)
+    return found
+
+
+def test_this_machine_is_measured(folder: Path) -> None:
+    """Really: each rate is a positive number of two digits; products are no slower than copies.
+
+    It works while a partitioner traces, under autocast, and leaves the random state alone.
+    """
+    state = torch.get_rng_state()
+    with FakeTensorMode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = rates.rates(HERE)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(each > 0 and float(f"{each:.2g}") == each for each in astuple(found))
+    assert found.flops_per_second > found.bytes_per_second / 16
+    assert rates.source(HERE).startswith(f"kept in {folder}")
+
+
+def test_rates_are_measured_once_for_all_processes(folder: Path, measured: list[Rates]) -> None:
+    """The next process reads what the first one found."""
+    first = rates.rates(HERE)
+    assert rates.rates(HERE) == first
+    ledger._ledger.cache_clear()
+    assert rates.rates(HERE) == first and len(measured) == 1
+
+
+def test_each_number_of_threads_has_rates_of_its_own(folder: Path, measured: list[Rates]) -> None:
+    """A product on two threads takes half as long."""
+    threads = torch.get_num_threads()
+    first = rates.rates(HERE)
+    try:
+        torch.set_num_threads(threads + 1)
+        assert rates.rates(HERE) != first
+    finally:
+        torch.set_num_threads(threads)
+    assert rates.rates(HERE) == first and len(measured) == 2
+
+
+def test_nothing_is_measured_under_a_profiler(
+    folder: Path, measured: list[Rates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table serves until then; what is known already is used."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert rates.rates(HERE) == CPU and measured == []
+        assert rates.source(HERE) == "the table of fxremat"
+    first = rates.rates(HERE)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert rates.rates(HERE) == first == measured[0]
+
+
+def test_a_folder_that_cannot_be_written_to_serves_the_process(
+    tmp_path: Path, measured: list[Rates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured once in it."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path / "file"))
+    assert rates.rates(HERE) == rates.rates(HERE) == measured[0] and len(measured) == 1
+    assert rates.source(HERE).startswith("this process: ")
+
+
+def test_pinned_rates_are_taken_at_their_word(folder: Path, measured: list[Rates]) -> None:
+    """Also for devices that are not there."""
+    pinned = replace(CPU, launch_seconds=1.0)
+    (folder / PINNED).write_text(json.dumps({"cpu": asdict(pinned), "xpu": asdict(pinned)}))
+    assert rates.rates(HERE) == rates.rates(torch.device("xpu")) == pinned and measured == []
+    assert rates.source(HERE) == f"pinned in {folder / PINNED}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"cpu": 1}',
+        '{"cpu": {"flops_per_second": 1}}',
+        json.dumps({"cpu": {**asdict(CPU), "launch_seconds": 0}}),
+    ],
+)
+def test_pins_that_are_no_rates_are_none(folder: Path, measured: list[Rates], text: str) -> None:
+    """The device is measured."""
+    (folder / PINNED).write_text(text)
+    assert rates.rates(HERE) == measured[0]
+
+
+def test_a_ledger_with_other_contents_is_no_error(folder: Path, measured: list[Rates]) -> None:
+    """The table serves."""
+    ledger.open_ledger(rates.facts(HERE)).add({rates.KEY: {"flops_per_second": "fast"}})
+    assert rates.rates(HERE) == CPU and measured == []
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("meta", CPU), ("xpu", CUDA), ("mps", CUDA)])
+def test_devices_that_are_not_there_have_a_table(
+    folder: Path, measured: list[Rates], kind: str, expected: Rates
+) -> None:
+    """Graphs may be traced for another machine."""
+    assert rates.rates(torch.device(kind)) == expected and measured == []
+    assert rates.source(torch.device(kind)) == "the table of fxremat"
+
+
+def test_what_a_device_refuses_has_the_rate_of_what_it_can(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without products in half precision or float64, that of float32 stands in, and half of it."""
+
+    def seconds_per_call(call: object, device: torch.device) -> float:
+        return 1.0
+
+    def only_single(
+        size: object, fill: object, *, dtype: torch.dtype = torch.float32, device: object
+    ) -> object:
+        if dtype in (torch.float32, torch.uint8):
+            return torch.ones(size, dtype=dtype)
+        raise RuntimeError("not implemented")
+
+    monkeypatch.setattr(rates, "seconds_per_call", seconds_per_call)
+    monkeypatch.setattr(torch, "full", only_single)
+    found = rates.rates(HERE)
+    assert found.flops_per_second == found.half_flops_per_second == 2 * found.double_flops_per_second
+    assert found.launch_seconds == 1.0
+
+
+def test_seconds_per_call_are_the_best_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short calls are timed many at a time, long ones few times."""
+    calls, now = [0], [0.0]
+    monkeypatch.setattr(rates.time, "perf_counter", lambda: now[0])
+
+    def call(seconds: float) -> None:
+        calls[0] += 1
+        now[0] += seconds * (3 if calls[0] < 5 else 1)  # the first ones are disturbed
+
+    assert rates.seconds_per_call(lambda: call(1e-6), HERE) == pytest.approx(1e-6, rel=0.1)
+    assert calls[0] > 10 * rates.ROUNDS
+    calls[0] = 0
+    assert rates.seconds_per_call(lambda: call(1.0), HERE) == pytest.approx(1.0)
+    assert calls[0] == 2 + rates.LEAST_ROUNDS
+
+
+def test_the_facts_of_this_machine() -> None:
+    """All that a figure depends on, in text and numbers that a file can hold."""
+    facts = rates.facts(HERE)
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["kind"] == "cpu" and facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert "cores" in str(facts["device"])
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_measured(folder: Path) -> None:
+    """Its products are faster than its copies, and half precision is no slower than double."""
+    found = rates.rates(torch.device("cuda", torch.cuda.current_device()))
+    assert found.half_flops_per_second >= found.double_flops_per_second
+    assert found.flops_per_second > found.bytes_per_second
