@@ -14,7 +14,7 @@ made from the fusion of one reference schedule; without fusion they are exact. L
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxremat.canonical import Phase
 from fxremat.cost import Costs
@@ -93,6 +93,12 @@ class Condensed:
     def seconds(self, plan: Iterable[int]) -> float:
         """What the operators of a plan take."""
         return sum(self.operators[operator].seconds for operator in plan)
+
+    def reordered(self, order: Sequence[int]) -> Condensed:
+        """The same operators in another order in which each reads what is made before it."""
+        place = {operator: position for position, operator in enumerate(order)}
+        operators = tuple(self.operators[operator] for operator in order)
+        return replace(self, operators=operators, maker=tuple(place[maker] for maker in self.maker))
 
     def schedule(self, plan: Sequence[int]) -> Schedule:
         """The schedule of a plan: free nodes run where they are first needed, and anew where they are stale.

@@ -49,8 +49,8 @@ def plan(problem: Problem, max_states: int = MAX_STATES) -> tuple[Solution, ...]
     """All solutions that no schedule beats in both peak and time, by falling peak.
 
     Raises:
-        InvalidOptionError: The graph is too large to be searched, its memory is not that of graphs that run
-            as they are, or its orders are such that a search would not see every schedule.
+        TooLargeError: The graph is too large to be searched.
+        InvalidOptionError: Its memory is not that of graphs that run as they are, or it has odd orders.
     """
     if problem.fusion != "none" and problem.graph.fx_nodes:
         raise InvalidOptionError(
@@ -94,7 +94,7 @@ class _Search:
     def __init__(self, problem: Problem, moves: Moves, max_states: int) -> None:
         if len(moves.operators) > MAX_OPERATORS:
             count = len(moves.operators)
-            raise _too_large(f"this graph has {count} operators, and {MAX_OPERATORS} are the most")
+            raise TooLargeError(f"this graph has {count} operators, and {MAX_OPERATORS} are the most")
         self.graph = problem.graph
         self.moves = moves
         self.max_states = max_states
@@ -139,7 +139,7 @@ class _Search:
                 heapq.heappush(heap, (after.units + bound, progress, after.peak_bytes, count, after))
             self.states += 1
             if self.states > self.max_states:
-                raise _too_large(f"it gave up after {self.max_states:,} states")
+                raise TooLargeError(f"it gave up after {self.max_states:,} states")
         return None
 
     def _has_outputs(self, label: _Label) -> bool:
@@ -396,5 +396,8 @@ def _units(seconds: Iterable[float]) -> list[int]:
     return [int(each * unit) * RUN + 1 for each in exact]
 
 
-def _too_large(problem: str) -> InvalidOptionError:
-    return InvalidOptionError("planner", f"'exact' proves plans of small graphs; {problem}. Take 'auto'.")
+class TooLargeError(InvalidOptionError):
+    """A graph is too large to be searched."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("planner", f"'exact' proves plans of small graphs; {problem}. Take 'auto'.")
