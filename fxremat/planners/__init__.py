@@ -5,8 +5,8 @@ A planner returns its solutions with the one first that it prefers when no budge
 Besides the planners there are the parts that two of them are made of. ``auto``: ``condensed`` is the graph
 that it plans on, ``order`` reorders it, ``evict`` and ``retain`` make and mend plans, and ``persistent`` is
 the dynamic programme, of ``blocks``, their ``shapes``, the ``table`` and ``replay``. ``exact``: ``moves`` and
-``sets``. Those that cut the forward share ``cuts``. ``milp`` is what ``exact`` names: the search, and for larger graphs the programme of
-``stages``.
+``sets``; by its name ``milp`` is called, which is that search, and for larger graphs the programme of
+``stages``. Those that cut the forward share ``cuts``.
 """
 
 from __future__ import annotations

@@ -95,10 +95,14 @@ class Condensed:
         return sum(self.operators[operator].seconds for operator in plan)
 
     def reordered(self, order: Sequence[int]) -> Condensed:
-        """The same operators in another order in which each reads what is made before it."""
+        """The operators of an order in which each reads what is made before it.
+
+        What an operator makes that is left out, since nothing reads it, is made behind the last one.
+        """
         place = {operator: position for position, operator in enumerate(order)}
         operators = tuple(self.operators[operator] for operator in order)
-        return replace(self, operators=operators, maker=tuple(place[maker] for maker in self.maker))
+        maker = tuple(place.get(maker, len(order)) for maker in self.maker)
+        return replace(self, operators=operators, maker=maker)
 
     def schedule(self, plan: Sequence[int]) -> Schedule:
         """The schedule of a plan: free nodes run where they are first needed, and anew where they are stale.

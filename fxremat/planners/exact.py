@@ -7,8 +7,7 @@ dropped later. A* (Hart, Nilsson and Raphael 1968) finds the least time within a
 the states few:
 
 1. Values that nothing can read any more are not part of a state.
-2. A state is dominated by one in which the same operators have run, all of its values are live, and which
-   took no more seconds.
+2. A state is dominated by one with the same runs, all of its values, and no more seconds.
 3. The bound on the seconds that are left: every operator that has not run, and every one that must run again
    for its value is needed and not live, and so on through the operands of those.
 
@@ -17,9 +16,8 @@ whole numbers of a unit that divides them all, so that equal sums are equal, and
 Every run then has its price, so the best schedule reads each value that it makes: what nothing has read yet
 is not dropped (but where a first run allocates more than a mirror, and so has a use of its own).
 
-Exponential in operators, so the number of states is bounded. A graph that takes more is refused: what this
-planner returns is proved. Left out: results in place and fused kernels, whose memory is not one of sets, and
-what ``moves.py`` leaves out.
+Exponential in operators, so the states are bounded, and a graph that takes more is refused. Left out: results
+in place and fused kernels, whose memory is not one of sets, and what ``moves.py`` leaves out.
 """
 
 from __future__ import annotations
@@ -128,7 +126,8 @@ class _Search:
             label = heapq.heappop(heap)[-1]
             if label.is_dominated:
                 continue
-            if label.ran & self.moves.all_runs == self.moves.all_runs and self._has_outputs(label):
+            has_run = label.ran & self.moves.all_runs == self.moves.all_runs
+            if has_run and self._lives(self.moves.outputs, label.live):
                 return label
             for after in self._moves(label, budget):
                 bound = self._bound(after)
@@ -141,9 +140,6 @@ class _Search:
             if self.states > self.max_states:
                 raise TooLargeError(f"it gave up after {self.max_states:,} states")
         return None
-
-    def _has_outputs(self, label: _Label) -> bool:
-        return self._lives(self.moves.outputs, label.live)
 
     def _lives(self, values: int, live: int) -> bool:
         """Whether values are live, of twins either."""

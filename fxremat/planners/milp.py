@@ -1,9 +1,9 @@
 """Proved plans: the search of ``exact`` where it ends, else a mixed-integer programme for each budget.
 
-The search (``exact.py``) proves the whole frontier over all orders. Beyond some twenty operators HiGHS solves
-the programme of ``stages.py`` in its place (Huangfu and Hall 2018; ``scipy.optimize.milp``), whose plans keep an
-order: that in which auto's plan for the same budget first runs the operators. What auto takes is a limit for
-the programme, and where nothing is below it auto's plan is the proved one. So no plan is worse than auto's.
+The search (``exact.py``) proves the whole frontier over all orders. Where it does not end, HiGHS (Huangfu and
+Hall 2018; ``scipy.optimize.milp``) solves the programme of ``stages.py``, whose plans keep an order: that in
+which auto's plan for the same budget first runs the operators. What auto takes is a limit for the programme,
+and where nothing is below it auto's plan is the proved one. So no plan is worse than auto's.
 
 Without a budget of its own the programme is solved for the least peak, and for the peaks of auto's frontier.
 The time limit is one of seconds, shared by the budgets: what is proved is the same everywhere, but a plan
@@ -19,10 +19,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 from tqdm import tqdm
 
+from fxremat.bounds import Bounds
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError
 from fxremat.planners import auto, exact
 from fxremat.planners.base import Problem, Solution
@@ -34,6 +35,7 @@ MAX_OPERATORS = 120  # the programme grows with their square, and the time with 
 TIME_LIMIT_SECONDS = 60.0
 SCALE = 1000.0  # what seconds and bytes are scaled to: HiGHS keeps to a millionth, whatever the unit
 TOLERANCE = 1e-4  # of SCALE: by how much a plan must beat another to count as better
+ROUNDING = 1e-9  # between sums of the same seconds
 OPTIMAL, LIMIT, INFEASIBLE = 0, 1, 2  # the status of scipy's milp
 
 
@@ -131,7 +133,7 @@ def _solve(
     found = milp(
         cost,
         integrality=is_whole,
-        bounds=Bounds(0.0, upper),
+        bounds=(0.0, upper),
         constraints=[LinearConstraint(rows, -np.inf, stages.limits), *limits],
         options={"time_limit": limit_seconds, "mip_rel_gap": 0.0},
     )
@@ -149,7 +151,8 @@ class _Proofs:
     def __init__(self, problem: Problem, condensed: Condensed) -> None:
         self.problem = problem
         self.condensed = condensed
-        self.known = auto.plan(problem)
+        self.bounds = Bounds(problem.graph, problem.costs, problem.fusion)
+        self.known = auto.plan(replace(problem, time_limit_seconds=None))
         limit = problem.time_limit_seconds
         self.end = time.monotonic() + (TIME_LIMIT_SECONDS if limit is None else limit)
         self.programmes: dict[tuple[int, ...], Programme] = {}
@@ -157,6 +160,8 @@ class _Proofs:
     def solutions(self) -> tuple[Solution, ...]:
         """The default, then a proof for each budget, then auto's."""
         default = replace(self.known[0], planner="exact")
+        if math.isclose(default.seconds, self.problem.lower_bound_seconds, rel_tol=ROUNDING):
+            default = replace(default, note=_note(default.seconds, default.seconds, True, "any order"))
         budgets = self.problem.budgets
         if budgets is not None:
             found = [self._proved(budget, 1) for budget in budgets]
@@ -172,16 +177,20 @@ class _Proofs:
         """The best solution for a budget, with what is proved of it."""
         known = [each for each in (*self.known, *others) if each.peak_bytes <= budget]
         best = min(known, key=lambda each: (each.seconds, each.peak_bytes), default=None)
-        stages = self._programme(best or self.known[-1])
-        below = best.seconds if best is not None else math.inf
-        answer = least_seconds(stages, budget, below, self._share(shares))
-        found = self._solution(stages, answer.plan)
-        if found is not None and found.peak_bytes <= budget and found.seconds < below:
+        seconds, least = best.seconds if best is not None else math.inf, self.bounds.seconds(budget)
+        if seconds == least or math.isclose(seconds, least, rel_tol=ROUNDING):
+            answer, order = Answer(None, least, is_proved=True), "any order"
+        else:
+            stages, order = self._programme(best or self.known[-1]), "this order"
+            answer = least_seconds(stages, budget, seconds, self._share(shares))
+        found = self._solution(stages, answer.plan) if answer.plan is not None else None
+        if found is not None and found.peak_bytes <= budget and found.seconds < seconds:
             best = found
         if best is None:
-            raise self._infeasible(budget, answer)
+            raise self._infeasible(budget, answer, order)
         is_proved = answer.is_proved and (answer.plan is None or best is found)
-        return replace(best, planner="exact", note=_note(best.seconds, answer.bound, is_proved))
+        note = _note(best.seconds, max(least, answer.bound), is_proved, order)
+        return replace(best, planner="exact", note=note)
 
     def _lowest(self) -> Solution:
         """The solution with the lowest peak, with as much proof as half of the time allows."""
@@ -207,18 +216,19 @@ class _Proofs:
         """The programme of the order in which a solution first runs the operators."""
         place = {name: step for step, name in reversed(list(enumerate(solution.schedule)))}
         nodes = self.problem.graph.nodes
-        first = [place[nodes[operator.members[0]].name] for operator in self.condensed.operators]
-        order = tuple(sorted(range(len(first)), key=first.__getitem__))
+        first = [place.get(nodes[operator.members[0]].name) for operator in self.condensed.operators]
+        order = tuple(index for _, index in sorted((at, i) for i, at in enumerate(first) if at is not None))
         if order not in self.programmes:
             self.programmes[order] = programme(self.condensed.reordered(order))
         return self.programmes[order]
 
-    def _infeasible(self, budget: int, answer: Answer) -> InfeasibleBudgetError:
+    def _infeasible(self, budget: int, answer: Answer, order: str) -> InfeasibleBudgetError:
         lowest = min(each.peak_bytes for each in self.known)
-        note = "no plan found in the time; a longer time_limit_seconds may find one"
-        if answer.is_proved:
-            note = "infeasible (proved) in this order of the operators"
-        return InfeasibleBudgetError(budget, lowest, self.problem.graph.name, note=note)
+        note = "no plan found in the time: a longer time_limit_seconds may find one"
+        if answer.is_proved and answer.plan is None:
+            note = f"infeasible (proved) in {order} of the operators"
+        least = self.bounds.lowest_peak_bytes
+        return InfeasibleBudgetError(budget, lowest, self.problem.graph.name, least, note)
 
 
 def _countdown(budgets: Sequence[int]) -> Iterable[tuple[int, int]]:
@@ -227,9 +237,9 @@ def _countdown(budgets: Sequence[int]) -> Iterable[tuple[int, int]]:
     return ((len(budgets) - done, budget) for done, budget in enumerate(bar))
 
 
-def _note(seconds: float, bound: float, is_proved: bool) -> str:
+def _note(seconds: float, bound: float, is_proved: bool, order: str) -> str:
     """What is proved, in words."""
     if is_proved:
-        return "optimal for its order of the operators"
+        return f"optimal for {order} of the operators"
     gap = f"{math.ceil((seconds / bound - 1) * 1000) / 1000:.1%}" if bound > 0 else "any share"
-    return f"feasible, at most {gap} from optimal for its order of the operators (bound {bound * 1e3:.4g} ms)"
+    return f"feasible, at most {gap} from optimal for {order} of the operators (bound {bound * 1e3:.4g} ms)"

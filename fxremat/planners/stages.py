@@ -7,9 +7,9 @@ Terms:
 
 In each stage every operator before the stage's own may run once more, in the graph's order: the matrix R of
 Jain et al. 2020 (*Checkmate*). Between two readers a buffer is there or is not, so that it has one claim for
-each reader of a stage and one for the next stage. Once the runs are decided the least claims are whole numbers
-that follow, and so does what dies where: the runs alone are decisions, n^2 / 2 for n operators. The bytes at
-each point are a sum of claims and runs, and those that ``memory.py`` counts.
+each reader of a stage and one for the next stage. Once the runs are decided the least claims follow and are
+whole numbers, and so is known what dies where: the runs alone are decisions, n^2 / 2 for n operators. The
+bytes at each point are a sum of claims and runs, and those that ``memory.py`` counts.
 
 Left out are plans in another order, with two mirrors of an operator in one stage, with mirrors of backward
 operators, and with mirrors behind the boundary of what is returned. O(n^2) variables in as many rows.
@@ -17,7 +17,7 @@ operators, and with mirrors behind the boundary of what is returned. O(n^2) vari
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -186,7 +186,7 @@ class _Builder:
         self.memory += live.values()
 
     def _live_through(
-        self, stage: int, buffer: int, runs: Mapping[int, Sum], live: Mapping[int, Sum]
+        self, stage: int, buffer: int, runs: dict[int, Sum], live: dict[int, Sum]
     ) -> None:
         """Claim a buffer for its readers in a stage, and count it at each point."""
         maker, size = self.condensed.maker[buffer], self.condensed.size[buffer]
@@ -228,7 +228,9 @@ class _Builder:
 
     def _matrix(self, sums: Sequence[Sum]) -> tuple[csr_array, Array]:
         entries = [
-            (row, variable, number) for row, each in enumerate(sums) for variable, number in each.terms.items()
+            (row, variable, number)
+            for row, each in enumerate(sums)
+            for variable, number in each.terms.items()
         ]
         rows, columns, numbers = zip(*entries, strict=True) if entries else ((), (), ())
         shape = (len(sums), len(self.seconds))
