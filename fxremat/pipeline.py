@@ -76,6 +76,7 @@ def plan(
             ``compiler="eager"``; or ``"none"``, where every value has a buffer of its own.
         time_limit_seconds: About how long ``"auto"`` may search. The limit is counted in steps, so that the
             plan is the same on every machine; None stands for a few seconds, less per node for large graphs.
+            For ``"exact"`` it limits the seconds of its proofs, and None stands for 60.
 
     Raises:
         InfeasibleBudgetError: None of the planner's solutions fits.

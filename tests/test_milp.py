@@ -74,19 +74,18 @@ def training_step(seed: int, operators: int) -> JointGraph:
 
 
 def counted_bytes(stages: Programme, plan: tuple[int, ...]) -> int:
-    """The peak that the programme's rows give a plan: the least over all claims, its mirrors being decided."""
-    stage_of = [plan[:step].count(own) == 0 for step, own in enumerate(plan)]
-    chosen: dict[tuple[int, int], float] = {}
+    """The peak that the programme's rows give a plan: the least over all claims, given its mirrors."""
+    chosen: set[tuple[int, int]] = set()
     stage = 0
-    for operator, is_first in zip(plan, stage_of, strict=True):
-        if is_first:
-            stage += 1
+    for step, operator in enumerate(plan):
+        if operator in plan[:step]:
+            chosen.add((stage, operator))
         else:
-            chosen[stage, operator] = 1.0
+            stage += 1
     count = len(stages.seconds)
     limits = [(0.0, 1.0)] * count + [(0.0, None)]
     for own, operator, variable in stages.mirrors:
-        limits[variable] = (chosen.get((own, operator), 0.0),) * 2
+        limits[variable] = (float((own, operator) in chosen),) * 2
     peak = csr_array([[-1.0]] * stages.sizes.shape[0])
     rows = vstack([hstack([stages.rows, csr_array((stages.rows.shape[0], 1))]), hstack([stages.sizes, peak])])
     found = linprog([0.0] * count + [1.0], rows, [*stages.limits, *-stages.least_bytes], bounds=limits)
@@ -209,7 +208,9 @@ def test_chains_are_planned_as_by_the_search() -> None:
 @pytest.mark.parametrize("checkpoints", [7, 9])
 def test_a_chain_of_twenty_layers_takes_as_many_forwards_as_revolve(checkpoints: int) -> None:
     """A graph of 41 operators, through the public function."""
-    solution = fxremat.plan(advancing(20), checkpoints + 2, "exact", fusion="none", time_limit_seconds=SECONDS)
+    solution = fxremat.plan(
+        advancing(20), checkpoints + 2, "exact", fusion="none", time_limit_seconds=SECONDS
+    )
     assert solution.seconds == forwards(20, checkpoints) - 20
     assert solution.planner == "exact"
 
@@ -299,7 +300,9 @@ def test_orders_are_obeyed() -> None:
     planning.check(solution)
     counts = solution.mirror_counts
     assert not any("sigmoid" in name for name in counts)
-    assert all(counts[name] >= 1 for name in graph.names if name.startswith("tanh") and "backward" not in name)
+    assert all(
+        counts[name] >= 1 for name in graph.names if name.startswith("tanh") and "backward" not in name
+    )
     assert all(counts.get(name, 0) <= 1 for name in graph.names if name.startswith("sin"))
 
 

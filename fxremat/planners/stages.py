@@ -185,9 +185,7 @@ class _Builder:
                 self._live_through(stage, buffer, runs, live)
         self.memory += live.values()
 
-    def _live_through(
-        self, stage: int, buffer: int, runs: dict[int, Sum], live: dict[int, Sum]
-    ) -> None:
+    def _live_through(self, stage: int, buffer: int, runs: dict[int, Sum], live: dict[int, Sum]) -> None:
         """Claim a buffer for its readers in a stage, and count it at each point."""
         maker, size = self.condensed.maker[buffer], self.condensed.size[buffer]
         start = self.starts[stage].get(buffer, Sum())
