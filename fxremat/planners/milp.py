@@ -72,9 +72,9 @@ class Answer(NamedTuple):
     """What is known of a programme.
 
     Attributes:
-        plan: The best plan that was found, if any.
-        bound: No plan has less of what is minimised; infinite if there is no plan.
-        is_proved: Whether the plan is the best, or it is proved that there is none.
+        plan: The best plan that was found among those that are better than what was given, if any.
+        bound: No plan has less of what is minimised; what was given if no plan is better.
+        is_proved: Whether the plan is the best, or it is proved that none is better.
     """
 
     plan: tuple[int, ...] | None
