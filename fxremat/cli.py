@@ -158,6 +158,12 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")
     parser.add_argument("--cost", choices=("roofline", "measured"), default="roofline")
     parser.add_argument("--compiler", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument(
+        "--no-inplace",
+        dest="inplace",
+        action="store_false",
+        help="with --compiler eager: no result is written over an operand, as planner exact needs it",
+    )
     parser.add_argument("--rows", type=int, default=_ROWS, help=f"rows of the table (default: {_ROWS})")
     parser.add_argument("--all", action="store_true", help="all rows of the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
@@ -234,13 +240,13 @@ def _frontier(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(graph: JointGraph, *, budget: Any, planner: Any, cost: str, compiler: str) -> Report:
+def _planned(graph: JointGraph, **given: Any) -> Report:
     """The report of a graph that is planned and goes no further."""
     from fxremat.calibrate import scratch_bytes
     from fxremat.options import Options
     from fxremat.pipeline import planned
 
-    options = Options(budget=budget, planner=planner, cost=cost, compiler=compiler)
+    options = Options(**given)
     return planned(replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion)), options)
 
 
@@ -290,7 +296,8 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     from fxremat.example import load
     from fxremat.options import Options
 
-    options = {name: getattr(arguments, name) for name in ("budget", "planner", "cost", "compiler")}
+    names = ("budget", "planner", "cost", "compiler", "inplace")
+    options = {name: getattr(arguments, name) for name in names}
     if ":" in arguments.planner:
         options["planner"] = load("planner", arguments.planner)
     Options.parse(options)

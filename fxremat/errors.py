@@ -77,6 +77,7 @@ class InfeasibleBudgetError(FxrematError, MemoryError):
         lowest_peak_bytes: int,
         graph_name: str = "the graph",
         lower_bound_bytes: int = 0,
+        note: str = "",
     ) -> None:
         self.budget_bytes = budget_bytes
         self.lowest_peak_bytes = lowest_peak_bytes
@@ -85,7 +86,7 @@ class InfeasibleBudgetError(FxrematError, MemoryError):
         super().__init__(
             f"{graph_name}: no plan fits a budget of {budget_bytes:,} bytes; the lowest peak found is "
             f"{lowest_peak_bytes:,} bytes{bound}. Use budget={lowest_peak_bytes} or budget='min', or make "
-            f"the batch smaller."
+            f"the batch smaller." + (f" ({note}.)" if note else "")
         )
 
 

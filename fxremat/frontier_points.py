@@ -138,6 +138,7 @@ def make_frontier(
     cost: str = "roofline",
     compiler: str = "inductor",
     budget: Budget = None,
+    inplace: bool = True,
 ) -> Frontier:
     """The frontier of a graph that was captured for the compiler.
 
@@ -155,12 +156,13 @@ def make_frontier(
         cost: As for ``fxremat.plan``.
         compiler: ``"inductor"`` or ``"eager"``.
         budget: The point that serves it is marked; None marks none.
+        inplace: Whether ``"eager"`` writes results over operands.
 
     Raises:
         InvalidOptionError: An option has no such value.
         InfeasibleBudgetError: No point serves the budget.
     """
-    fusion = memory_model(compiler)
+    fusion = memory_model(compiler, inplace)
     graph = replace(graph, scratch_bytes=scratch_bytes(graph, fusion))
     problem = make_problem(graph, cost, fusion)
     start = time.perf_counter()

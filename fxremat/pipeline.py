@@ -76,6 +76,7 @@ def plan(
             ``compiler="eager"``; or ``"none"``, where every value has a buffer of its own.
         time_limit_seconds: About how long ``"auto"`` may search. The limit is counted in steps, so that the
             plan is the same on every machine; None stands for a few seconds, less per node for large graphs.
+            For ``"exact"`` it limits the seconds of its proofs, and None stands for 60.
 
     Raises:
         InfeasibleBudgetError: None of the planner's solutions fits.
@@ -83,7 +84,7 @@ def plan(
     """
     problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
     budget_bytes = resolve_budget(budget, baseline_plan(problem).peak_bytes)
-    solution = choose(problem, solve(problem, planner), budget, budget_bytes)
+    solution = choose(problem, solve(_asked(problem, budget, budget_bytes), planner), budget, budget_bytes)
     return bounded(problem, bounds_of(problem), solution, budget_bytes)
 
 
@@ -112,6 +113,13 @@ def frontier(
     problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
     bounds = bounds_of(problem)
     return tuple(bounded(problem, bounds, solution) for solution in pareto(solve(problem, planner)))
+
+
+def _asked(problem: Problem, budget: Budget, budget_bytes: int | None) -> Problem:
+    """The problem with the budgets that plans are asked for: none without a budget, all for ``"min"``."""
+    if budget_bytes is None:
+        return replace(problem, budgets=None if budget == "min" else ())
+    return replace(problem, budgets=(int(_allowed(problem, budget_bytes)),))
 
 
 def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution, ...]:
@@ -203,7 +211,7 @@ def planned(graph: JointGraph, options: Options, static_inputs: Sequence[int] = 
     problem = make_problem(graph, options.cost, options.fusion, static_inputs, options.time_limit_seconds)
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
-    solutions = solve(problem, options.planner)
+    solutions = solve(_asked(problem, options.budget, budget_bytes), options.planner)
     bounds = bounds_of(problem)
     solution = bounded(
         problem, bounds, choose(problem, solutions, options.budget, budget_bytes), budget_bytes

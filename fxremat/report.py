@@ -64,7 +64,7 @@ class Report:
         lowest_peak_bytes: The least peak of all plans at hand.
         lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
-        notes: What could not be done as the user ordered, and why.
+        notes: What could not be done as the user ordered, and why; and what the planner says of the plan.
     """
 
     graph_name: str
@@ -183,7 +183,7 @@ def make_report(
         lowest_peak_bytes,
         lowest_peak_lower_bound_bytes,
         tuple(_values(graph, problem, profile, solution)),
-        tuple(_notes(graph, {life.name for life in profile.saved})),
+        (*_notes(graph, {life.name for life in profile.saved}), *filter(None, [solution.note])),
     )
 
 

@@ -5,7 +5,8 @@ A planner returns its solutions with the one first that it prefers when no budge
 Besides the planners there are the parts that two of them are made of. ``auto``: ``condensed`` is the graph
 that it plans on, ``order`` reorders it, ``evict`` and ``retain`` make and mend plans, and ``persistent`` is
 the dynamic programme, of ``blocks``, their ``shapes``, the ``table`` and ``replay``. ``exact``: ``moves`` and
-``sets``. Those that cut the forward share ``cuts``.
+``sets``; by its name ``milp`` is called, which is that search, and for larger graphs the programme of
+``stages``. Those that cut the forward share ``cuts``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from fxremat.planners import auto, drop_cheap, exact, keep_all, min_cut, recursive, revolve, sublinear
+from fxremat.planners import auto, drop_cheap, keep_all, milp, min_cut, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution
 
 Planner: TypeAlias = Callable[[Problem], tuple[Solution, ...]]
@@ -26,7 +27,7 @@ PLANNERS: dict[str, Planner] = {
     "sublinear": sublinear.plan,
     "recursive": recursive.plan,
     "revolve": revolve.plan,
-    "exact": exact.plan,
+    "exact": milp.plan,
 }
 
 __all__ = ["PLANNERS", "Planner", "Problem", "Solution"]

@@ -30,6 +30,7 @@ class Solution:
         seconds: Predicted time of the forward and the backward.
         lower_bound_seconds: No schedule at all takes less: every node runs at least once.
         planner: Which planner made it.
+        note: What the planner has to say of it, such as what is proved; empty for nothing.
     """
 
     schedule: Schedule
@@ -37,6 +38,7 @@ class Solution:
     seconds: float
     lower_bound_seconds: float
     planner: str
+    note: str = ""
 
     @property
     def mirror_counts(self) -> dict[str, int]:
@@ -71,6 +73,8 @@ class Problem:
         min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
         time_limit_seconds: About how long a search may take; None: as the planner sees fit for the graph's
             size. It is turned into a number of steps, so that a plan does not depend on the machine's load.
+        budgets: The bytes that plans are asked for, for a planner that makes them one by one; None: all
+            that may be asked for.
     """
 
     graph: JointGraph
@@ -78,6 +82,7 @@ class Problem:
     fusion: str
     min_cut_saved: Callable[[], Sequence[str]] = tuple
     time_limit_seconds: float | None = None
+    budgets: tuple[int, ...] | None = None
 
     @functools.cached_property
     def lower_bound_seconds(self) -> float:

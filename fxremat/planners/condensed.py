@@ -14,7 +14,7 @@ made from the fusion of one reference schedule; without fusion they are exact. L
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxremat.canonical import Phase
 from fxremat.cost import Costs
@@ -94,6 +94,16 @@ class Condensed:
     def seconds(self, plan: Iterable[int]) -> float:
         """What the operators of a plan take."""
         return sum(self.operators[operator].seconds for operator in plan)
+
+    def reordered(self, order: Sequence[int]) -> Condensed:
+        """The operators of an order in which each reads what is made before it.
+
+        What an operator makes that is left out, since nothing reads it, is made behind the last one.
+        """
+        place = {operator: position for position, operator in enumerate(order)}
+        operators = tuple(self.operators[operator] for operator in order)
+        maker = tuple(place.get(maker, len(order)) for maker in self.maker)
+        return replace(self, operators=operators, maker=maker)
 
     def schedule(self, plan: Sequence[int]) -> Schedule:
         """The schedule of a plan: free nodes run where they are first needed, and anew where they are stale.

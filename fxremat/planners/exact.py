@@ -7,8 +7,7 @@ dropped later. A* (Hart, Nilsson and Raphael 1968) finds the least time within a
 the states few:
 
 1. Values that nothing can read any more are not part of a state.
-2. A state is dominated by one in which the same operators have run, all of its values are live, and which
-   took no more seconds.
+2. A state is dominated by one with the same runs, all of its values, and no more seconds.
 3. The bound on the seconds that are left: every operator that has not run, and every one that must run again
    for its value is needed and not live, and so on through the operands of those.
 
@@ -17,9 +16,8 @@ whole numbers of a unit that divides them all, so that equal sums are equal, and
 Every run then has its price, so the best schedule reads each value that it makes: what nothing has read yet
 is not dropped (but where a first run allocates more than a mirror, and so has a use of its own).
 
-Exponential in operators, so the number of states is bounded. A graph that takes more is refused: what this
-planner returns is proved. Left out: results in place and fused kernels, whose memory is not one of sets, and
-what ``moves.py`` leaves out.
+Exponential in operators, so the states are bounded, and a graph that takes more is refused. Left out: results
+in place and fused kernels, whose memory is not one of sets, and what ``moves.py`` leaves out.
 """
 
 from __future__ import annotations
@@ -49,8 +47,8 @@ def plan(problem: Problem, max_states: int = MAX_STATES) -> tuple[Solution, ...]
     """All solutions that no schedule beats in both peak and time, by falling peak.
 
     Raises:
-        InvalidOptionError: The graph is too large to be searched, its memory is not that of graphs that run
-            as they are, or its orders are such that a search would not see every schedule.
+        TooLargeError: The graph is too large to be searched.
+        InvalidOptionError: Its memory is not that of graphs that run as they are, or it has odd orders.
     """
     if problem.fusion != "none" and problem.graph.fx_nodes:
         raise InvalidOptionError(
@@ -94,7 +92,7 @@ class _Search:
     def __init__(self, problem: Problem, moves: Moves, max_states: int) -> None:
         if len(moves.operators) > MAX_OPERATORS:
             count = len(moves.operators)
-            raise _too_large(f"this graph has {count} operators, and {MAX_OPERATORS} are the most")
+            raise TooLargeError(f"this graph has {count} operators, and {MAX_OPERATORS} are the most")
         self.graph = problem.graph
         self.moves = moves
         self.max_states = max_states
@@ -128,7 +126,8 @@ class _Search:
             label = heapq.heappop(heap)[-1]
             if label.is_dominated:
                 continue
-            if label.ran & self.moves.all_runs == self.moves.all_runs and self._has_outputs(label):
+            has_run = label.ran & self.moves.all_runs == self.moves.all_runs
+            if has_run and self._lives(self.moves.outputs, label.live):
                 return label
             for after in self._moves(label, budget):
                 bound = self._bound(after)
@@ -139,11 +138,8 @@ class _Search:
                 heapq.heappush(heap, (after.units + bound, progress, after.peak_bytes, count, after))
             self.states += 1
             if self.states > self.max_states:
-                raise _too_large(f"it gave up after {self.max_states:,} states")
+                raise TooLargeError(f"it gave up after {self.max_states:,} states")
         return None
-
-    def _has_outputs(self, label: _Label) -> bool:
-        return self._lives(self.moves.outputs, label.live)
 
     def _lives(self, values: int, live: int) -> bool:
         """Whether values are live, of twins either."""
@@ -396,5 +392,8 @@ def _units(seconds: Iterable[float]) -> list[int]:
     return [int(each * unit) * RUN + 1 for each in exact]
 
 
-def _too_large(problem: str) -> InvalidOptionError:
-    return InvalidOptionError("planner", f"'exact' proves plans of small graphs; {problem}. Take 'auto'.")
+class TooLargeError(InvalidOptionError):
+    """A graph is too large to be searched."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("planner", f"'exact' proves plans of small graphs; {problem}. Take 'auto'.")
