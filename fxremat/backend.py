@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from fxremat import _compilers, _torch
+from fxremat import _compilers, _torch, enclosed
 from fxremat.annotate import regions_outside
 from fxremat.errors import FxrematError
 from fxremat.options import Options
@@ -25,6 +25,7 @@ from fxremat.pipeline import partition_joint
 from fxremat.report import Report
 
 _reports: list[Report] = []
+_fallbacks: list[str] = []  # why PyTorch's partitioner took over, each time
 
 # Inductor's scheduler tries other orders and keeps the lowest estimate; ours is planned.
 _KEEP_ORDER = {"reorder_for_peak_memory": False}
@@ -54,22 +55,59 @@ def fxremat_backend(
         InfeasibleBudgetError: No plan fits the budget.
     """
     parsed = Options.parse(options, mode)
-    partition = Partitioner(parsed)
+    partition = Partitioner(parsed, enclosed.fingerprint(module, inputs))
     if parsed.compiler == "eager":
         return _compilers.compile_without_inductor(module, inputs, partition)
     defaults = _KEEP_ORDER if parsed.budget is None else {**_KEEP_ORDER, **_FREE_AT_ONCE}
     patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
-    return _compilers.compile_with_inductor(module, inputs, patches, may_fuse)
+    reports_before, fallbacks_before = len(_reports), len(_fallbacks)
+
+    def enclose() -> enclosed.Enclosure:
+        return enclosed.Enclosure(_reports[reports_before:], _fallbacks[fallbacks_before:])
+
+    hits_before = _compilers.cache_hits()
+    enclosed.forget()
+    compiled = _compilers.compile_with_inductor(module, inputs, patches, may_fuse, enclose)
+    if _compilers.cache_hits() > hits_before:
+        _add_from_cache(enclosed.opened())
+    return compiled
+
+
+def _add_from_cache(enclosure: enclosed.Enclosure | None) -> None:
+    """Take over the reports and the warnings of a graph that a cache had."""
+    name = _graph_name()
+    if enclosure is None:
+        warnings.warn(f"fxremat has no report of {name}: a cache had it without one", stacklevel=3)
+        return
+    for text in enclosure.warnings:
+        _warn_of_fallback(name, text)
+    _reports.extend(replace(report, graph_name=name, from_cache=True) for report in enclosure.reports)
+
+
+def _graph_name() -> str:
+    """What reports call the graph that is being compiled."""
+    return f"graph {_compilers.compile_id() or len(_reports)}"
+
+
+def _warn_of_fallback(name: str, reason: str) -> None:
+    _fallbacks.append(reason)
+    warnings.warn(f"fxremat leaves {name} to PyTorch's partitioner: {reason}", stacklevel=3)
 
 
 class Partitioner(_torch.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
-    Its state is its options, so that caches which pickle it hit.
+    Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
+    caches know, and the fingerprint of the graph that it is made for.
     """
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, fingerprint: str = "") -> None:
+        self.options = replace(options, inductor={})
+        self.fingerprint = fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled; what can't be where ``uuid`` is None, since caches look at the pickle, too."""
+        return vars(self) if self.uuid() is not None else {**vars(self), "uncached": lambda: None}
 
     def __call__(
         self,
@@ -83,7 +121,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         """Split a joint graph into its forward and its backward under the budget."""
         if not has_backward(gm, num_fwd_outputs):
             return _torch.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
-        name = f"graph {_compilers.compile_id() or len(_reports)}"
+        name = _graph_name()
         try:
             forward, backward, report = partition_joint(
                 gm, num_fwd_outputs, self.options, name, static_lifetime_input_indices or ()
@@ -91,7 +129,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         except FxrematError as error:
             if self.options.on_error == "raise":
                 raise
-            warnings.warn(f"fxremat leaves {name} to PyTorch's partitioner: {error}", stacklevel=2)
+            _warn_of_fallback(name, str(error))
             return _torch.min_cut_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         _reports.append(report)
         return forward, backward
@@ -100,7 +138,8 @@ class Partitioner(_torch.CustomPartitionerFn):
         """What caches of compiled graphs depend on besides the graph: our source, torch, the options."""
         if callable(self.options.planner):
             return None  # a function has no text that names it in another process: nothing is cached
-        return _compilers.source_hash(pathlib.Path(__file__).parent), repr(self.options)
+        source = _compilers.source_hash(pathlib.Path(__file__).parent)
+        return source, repr(self.options), self.fingerprint
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:

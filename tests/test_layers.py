@@ -62,6 +62,7 @@ LAYERS = (
     "rewrite",
     "partition",
     "report",
+    "enclosed",
     "capture",
     "pipeline",
     "backend",
