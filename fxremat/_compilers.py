@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 __all__ = [
     "cache_hits",
+    "cacheable",
     "compile_id",
     "compile_with_inductor",
     "compile_without_inductor",
@@ -74,11 +75,11 @@ def compile_with_inductor(
             return compile_fx_inner(*args, **kwargs)
 
     return compile_fx(  # type: ignore[return-value]
-        module, inputs, inner_compile=compile_inner, config_patches={**patches, **_cacheable(patches)}
+        module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches)}
     )
 
 
-def _cacheable(patches: Mapping[str, Any]) -> dict[str, Any]:
+def cacheable(patches: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration by which graphs with control dependencies are cached.
 
     The operator is not declared cacheable. It is: its subgraph is a part of the graph's own text, and so of

@@ -139,7 +139,8 @@ class Partitioner(_torch.CustomPartitionerFn):
         if callable(self.options.planner):
             return None  # a function has no text that names it in another process: nothing is cached
         source = _compilers.source_hash(pathlib.Path(__file__).parent)
-        return source, repr(self.options), self.fingerprint
+        cost = self.options.cost if isinstance(self.options.cost, str) else sorted(self.options.cost.items())
+        return source, repr(replace(self.options, cost="")), cost, self.fingerprint
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:
@@ -167,7 +168,7 @@ def partitioner(**options: Any) -> Partitioner:
 
 
 def reports() -> tuple[Report, ...]:
-    """A Report for each graph that this process compiled with a backward, in order.
+    """A Report for each graph that this process compiled with a backward, or got from a cache, in order.
 
     Their notes name regions (``annotate.region``) that ran outside of any graph until now.
     """

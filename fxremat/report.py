@@ -117,7 +117,9 @@ class Report:
             ("planner", f"{self.solution.planner}, {self.planning_seconds:.2f} s"),
         ]
         if self.from_cache:
-            rows.append(("cache", "the compiled graph was in a cache, with this report of when it was planned"))
+            rows.append(
+                ("cache", "the compiled graph was in a cache, with this report of when it was planned")
+            )
         rows += [("note", note) for note in self.notes]
         return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
 
