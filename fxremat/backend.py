@@ -102,7 +102,8 @@ class Partitioner(_torch.CustomPartitionerFn):
     """
 
     def __init__(self, options: Options, fingerprint: str = "") -> None:
-        self.options = replace(options, inductor={})
+        cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
+        self.options = replace(options, inductor={}, cost=cost)
         self.fingerprint = fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,8 +140,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         if callable(self.options.planner):
             return None  # a function has no text that names it in another process: nothing is cached
         source = _compilers.source_hash(pathlib.Path(__file__).parent)
-        cost = self.options.cost if isinstance(self.options.cost, str) else sorted(self.options.cost.items())
-        return source, repr(replace(self.options, cost="")), cost, self.fingerprint
+        return source, repr(self.options), self.fingerprint
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:

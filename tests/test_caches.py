@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import aot_function
+from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor, fx, nn
 from torch._inductor import config
 from torch._inductor.codecache import BypassFxGraphCache, compiled_fx_graph_hash
@@ -45,7 +45,9 @@ def test_equal_options_have_one_key() -> None:
     """Also for a partitioner that has partitioned a graph in between, and whatever the mapping's order."""
     used = fxremat.partitioner(**BASE)
     expected = key(fxremat.partitioner(**BASE))
-    aot_function(torch.tanh, lambda graph, inputs: graph, partition_fn=used)(square(1, True)).sum().backward()
+    aot_function(torch.tanh, lambda graph, inputs: make_boxed_func(graph), partition_fn=used)(
+        square(1, True)
+    ).sum().backward()
     assert key(used) == expected
     some, others = ({"mm": 1.0, "tanh": 2.0}, {"tanh": 2.0, "mm": 1.0})
     assert key(fxremat.partitioner(cost=some)) == key(fxremat.partitioner(cost=others))
