@@ -19,6 +19,8 @@ from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 __all__ = [
+    "cache_hits",
+    "cacheable",
     "compile_id",
     "compile_with_inductor",
     "compile_without_inductor",
@@ -49,6 +51,7 @@ def compile_with_inductor(
     inputs: Sequence[Any],
     patches: Mapping[str, Any],
     may_fuse: Callable[[Origins, Origins], bool],
+    enclose: Callable[[], object],
 ) -> Callable[..., Any]:
     """Compile with Inductor.
 
@@ -58,17 +61,41 @@ def compile_with_inductor(
         patches: Configuration that also holds for the late backward.
         may_fuse: Whether Inductor may make one kernel of two groups of buffers, each given as the fx nodes
             that it was made for.
+        enclose: Makes what is pickled with the graph's entry in AOTAutograd's cache; called when the forward
+            is compiled, behind the partitioner, and not at all when a cache has the graph.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        context = torch._guards.TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None and not kwargs.get("is_backward"):
+            context.fw_metadata.fxremat_enclosure = enclose()  # type: ignore[attr-defined]
         with V.set_choices_handler(_choices(type(V.choices), may_fuse)()):
             return compile_fx_inner(*args, **kwargs)
 
     return compile_fx(  # type: ignore[return-value]
-        module, inputs, inner_compile=compile_inner, config_patches=dict(patches)
+        module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches)}
     )
+
+
+def cacheable(patches: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration by which graphs with control dependencies are cached.
+
+    The operator is not declared cacheable. It is: its subgraph is a part of the graph's own text, and so of
+    the key.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    option = "unsafe_marked_cacheable_functions"
+    marked = patches.get(option, getattr(config, option))
+    return {option: {**marked, f"{control_deps.__module__}.{control_deps.__name__}": "control_deps"}}
+
+
+def cache_hits() -> int:
+    """How many graphs AOTAutograd's cache has served so far."""
+    return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
 
 
 def _choices(base: type[Any], may_fuse: Callable[[Origins, Origins], bool]) -> type[Any]:

@@ -100,8 +100,14 @@ def order_of(node: fx.Node) -> Order:
     return order
 
 
+def region_mark(node: fx.Node) -> dict[str, Any] | None:
+    """What the innermost region around a node says, as the trace keeps it."""
+    marked: dict[str, Any] | None = (node.meta.get("custom") or {}).get(KEY)
+    return marked
+
+
 def _region_order(node: fx.Node) -> Order | None:
-    marked = (node.meta.get("custom") or {}).get(KEY)
+    marked = region_mark(node)
     if marked is None:
         return None
     if marked.get("recompute"):

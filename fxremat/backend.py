@@ -16,9 +16,8 @@ from typing import Any
 
 from torch import fx
 
-from fxremat import _compilers, _torch
+from fxremat import _compilers, _torch, calibrate, enclosed
 from fxremat.annotate import regions_outside
-from fxremat.calibrate import fingerprint
 from fxremat.errors import FxrematError
 from fxremat.options import Options
 from fxremat.partition import may_fuse
@@ -26,6 +25,7 @@ from fxremat.pipeline import partition_joint
 from fxremat.report import Report
 
 _reports: list[Report] = []
+_fallbacks: list[str] = []  # why PyTorch's partitioner took over, each time
 
 # Inductor's scheduler tries other orders and keeps the lowest estimate; ours is planned.
 _KEEP_ORDER = {"reorder_for_peak_memory": False}
@@ -55,22 +55,61 @@ def fxremat_backend(
         InfeasibleBudgetError: No plan fits the budget.
     """
     parsed = Options.parse(options, mode)
-    partition = Partitioner(parsed)
+    partition = Partitioner(parsed, enclosed.fingerprint(module, inputs))
     if parsed.compiler == "eager":
         return _compilers.compile_without_inductor(module, inputs, partition)
     defaults = _KEEP_ORDER if parsed.budget is None else {**_KEEP_ORDER, **_FREE_AT_ONCE}
     patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
-    return _compilers.compile_with_inductor(module, inputs, patches, may_fuse)
+    reports_before, fallbacks_before = len(_reports), len(_fallbacks)
+
+    def enclose() -> enclosed.Enclosure:
+        return enclosed.Enclosure(_reports[reports_before:], _fallbacks[fallbacks_before:])
+
+    hits_before = _compilers.cache_hits()
+    enclosed.forget()
+    compiled = _compilers.compile_with_inductor(module, inputs, patches, may_fuse, enclose)
+    if _compilers.cache_hits() > hits_before:
+        _add_from_cache(enclosed.opened())
+    return compiled
+
+
+def _add_from_cache(enclosure: enclosed.Enclosure | None) -> None:
+    """Take over the reports and the warnings of a graph that a cache had."""
+    name = _graph_name()
+    if enclosure is None:
+        warnings.warn(f"fxremat has no report of {name}: a cache had it without one", stacklevel=3)
+        return
+    for text in enclosure.warnings:
+        _warn_of_fallback(name, text)
+    _reports.extend(replace(report, graph_name=name, from_cache=True) for report in enclosure.reports)
+
+
+def _graph_name() -> str:
+    """What reports call the graph that is being compiled."""
+    return f"graph {_compilers.compile_id() or len(_reports)}"
+
+
+def _warn_of_fallback(name: str, reason: str) -> None:
+    _fallbacks.append(reason)
+    warnings.warn(f"fxremat leaves {name} to PyTorch's partitioner: {reason}", stacklevel=3)
 
 
 class Partitioner(_torch.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
-    Its state is its options, so that caches which pickle it hit.
+    Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
+    caches know, and the fingerprint of the graph that it is made for.
     """
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, fingerprint: str = "") -> None:
+        cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
+        self.options = replace(options, inductor={}, cost=cost)
+        self.fingerprint = fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, ``uuid`` included, for caches that look at the pickle; nothing can be where it is None."""
+        key = self.uuid()
+        return {**vars(self), "key": key if key is not None else lambda: None}
 
     def __call__(
         self,
@@ -84,7 +123,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         """Split a joint graph into its forward and its backward under the budget."""
         if not has_backward(gm, num_fwd_outputs):
             return _torch.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
-        name = f"graph {_compilers.compile_id() or len(_reports)}"
+        name = _graph_name()
         try:
             forward, backward, report = partition_joint(
                 gm, num_fwd_outputs, self.options, name, static_lifetime_input_indices or ()
@@ -92,7 +131,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         except FxrematError as error:
             if self.options.on_error == "raise":
                 raise
-            warnings.warn(f"fxremat leaves {name} to PyTorch's partitioner: {error}", stacklevel=2)
+            _warn_of_fallback(name, str(error))
             return _torch.min_cut_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         _reports.append(report)
         return forward, backward
@@ -101,8 +140,9 @@ class Partitioner(_torch.CustomPartitionerFn):
         """What caches of compiled graphs depend on besides the graph: source, torch, options, calibration."""
         if callable(self.options.planner):
             return None  # a function has no text that names it in another process: nothing is cached
-        own = repr(self.options), fingerprint(self.options.cost)
-        return _compilers.source_hash(pathlib.Path(__file__).parent), *own
+        source = _compilers.source_hash(pathlib.Path(__file__).parent)
+        calibration = calibrate.fingerprint(self.options.cost)
+        return source, repr(self.options), calibration, self.fingerprint
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:
@@ -130,7 +170,7 @@ def partitioner(**options: Any) -> Partitioner:
 
 
 def reports() -> tuple[Report, ...]:
-    """A Report for each graph that this process compiled with a backward, in order.
+    """A Report for each graph that this process compiled with a backward, or got from a cache, in order.
 
     Their notes name regions (``annotate.region``) that ran outside of any graph until now.
     """

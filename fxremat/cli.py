@@ -275,7 +275,7 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
     from fxremat.backend import fxremat_backend, reports
 
     seen = len(reports())
-    # What a cache serves is not planned again, and would have no report.
+    # What is explained is what is planned now: the source's lines may have moved since a cache was written.
     options = {**options, "fx_graph_cache": False}
     compiled = torch.compile(example.loss_of, backend=fxremat_backend, options=options)
     example.take_step(compiled)

@@ -65,6 +65,8 @@ class Report:
         lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
         notes: What could not be done as the user ordered, and why; and what the planner says of the plan.
+        from_cache: Whether a cache had the graph compiled, so that it was not planned now: the plan, the
+            places in the source and the planning time are those of when it was.
     """
 
     graph_name: str
@@ -81,6 +83,7 @@ class Report:
     lowest_peak_lower_bound_bytes: int
     values: tuple[Value, ...]
     notes: tuple[str, ...] = ()
+    from_cache: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -113,6 +116,10 @@ class Report:
             ("recomputed nodes", f"{sum(self.solution.mirror_counts.values())} of {self.num_nodes}"),
             ("planner", f"{self.solution.planner}, {self.planning_seconds:.2f} s"),
         ]
+        if self.from_cache:
+            rows.append(
+                ("cache", "the compiled graph was in a cache, with this report of when it was planned")
+            )
         rows += [("note", note) for note in self.notes]
         return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
 

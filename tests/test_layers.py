@@ -66,6 +66,7 @@ LAYERS = (
     "rewrite",
     "partition",
     "report",
+    "enclosed",
     "capture",
     "pipeline",
     "backend",
