@@ -9,12 +9,12 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fxremat.cost import Costs, seconds
 from fxremat.errors import ScheduleError
-from fxremat.fusion import lower
+from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
 from fxremat.memory import measure
 from fxremat.schedule import Binding, Schedule, bind, bind_needed, expand_bound, validate
@@ -78,6 +78,7 @@ class Problem:
     fusion: str
     min_cut_saved: Callable[[], Sequence[str]] = tuple
     time_limit_seconds: float | None = None
+    _latest: list[tuple[Schedule, Binding, Lowering]] = field(default_factory=list, init=False, repr=False)
 
     @functools.cached_property
     def lower_bound_seconds(self) -> float:
@@ -104,7 +105,16 @@ class Problem:
         taken = seconds(self.graph, binding, lowering, self.costs)
         peak = measure(self.graph, binding, lowering).peak_bytes
         schedule = binding.schedule(self.graph)
+        self._latest[:] = [(schedule, binding, lowering)]
         return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
+
+    def lowered(self, solution: Solution) -> tuple[Binding, Lowering]:
+        """The schedule of a solution, resolved and lowered; at hand if it is the latest evaluated."""
+        for schedule, binding, lowering in self._latest:
+            if schedule is solution.schedule:
+                return binding, lowering
+        binding = bind(self.graph, solution.schedule)
+        return binding, lower(self.graph, binding, self.fusion)
 
     def check(self, solution: Solution) -> Solution:
         """The same solution, its schedule found valid and obedient; ScheduleError otherwise."""

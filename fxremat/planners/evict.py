@@ -58,11 +58,11 @@ class _Run:
         weights: Sequence[float] | None,
     ) -> None:
         self.operators = condensed.operators
-        factors = weights or [1.0] * len(self.operators)
-        priced = zip(self.operators, factors, strict=True)
-        self.prices = [operator.seconds * operator.worth * factor for operator, factor in priced]
+        self.seconds, self.prices = condensed.each_seconds, condensed.worths
+        if weights:
+            self.prices = tuple(price * weight for price, weight in zip(self.prices, weights, strict=True))
         self.size, self.maker, self.pinned = condensed.size, condensed.maker, condensed.pinned
-        self.readers = readers(condensed)
+        self.readers = condensed.readers
         ends = (place for place, each in enumerate(order) if self.operators[each].ends_forward)
         self.order, self.boundary = order, max(ends, default=-1) + 1
         self.budget, self.power = budget, distance_power
@@ -73,17 +73,12 @@ class _Run:
         self.made_in_backward = [False] * count
         self.locks = [0] * count  # running operators that need it
         self.waiting = [0] * count  # evicted buffers whose computation reads it
-        self.uses: list[list[int]] = [[] for _ in range(count)]  # places in the order, the next one last
-        for place in reversed(range(len(order))):
-            for buffer in self.operators[order[place]].reads:
-                self.uses[buffer].append(place)
+        self.uses = list(map(list, condensed.uses(tuple(order))))  # places in the order, the next one last
         self.needed_at = [0] * count  # when the recomputation of others needs it, as far as is known
         self.runs = [0] * len(self.operators)
         self.around = _DisjointSets(count)
         self.queue: list[tuple[float, int]] = []
-        size = self.size
-        self.made_bytes = [sum([size[each] for each in one.makes]) for one in self.operators]
-        self.remade_bytes = [sum([size[each] for each in one.remakes]) for one in self.operators]
+        self.made_bytes, self.remade_bytes = condensed.made_bytes
         self.live = self.place = 0
         self.call: list[int] = []  # buffers that loops of the call under way have read
         self.longest = MAX_RUNS * len(order)
@@ -91,7 +86,7 @@ class _Run:
         self.seconds_left = math.inf  # for recomputations
 
     def plan(self, max_seconds: float) -> tuple[int, ...] | None:
-        self.seconds_left = max_seconds - sum(operator.seconds for operator in self.operators)
+        self.seconds_left = max_seconds - sum(self.seconds)
         for place, operator in enumerate(self.order):
             self.place = place
             if self.place == self.boundary:
@@ -324,12 +319,3 @@ class _DisjointSets:
         """An element counts no more; its set stays what it is."""
         root = self.find(element)
         self.seconds[root] = max(0.0, self.seconds[root] - seconds)
-
-
-def readers(condensed: Condensed) -> tuple[tuple[int, ...], ...]:
-    """For each buffer, the operators that read it, in order."""
-    found: list[list[int]] = [[] for _ in condensed.size]
-    for index, operator in enumerate(condensed.operators):
-        for buffer in operator.reads:
-            found[buffer].append(index)
-    return tuple(map(tuple, found))
