@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from fxremat.errors import InvalidOptionError
 from fxremat.planners import drop_cheap, exact, min_cut, persistent, recursive
-from fxremat.planners.base import Problem, Solution
+from fxremat.planners.base import Problem, Solution, collector_paused, progress
 from fxremat.planners.condensed import Condensed, condense, never_materialised
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
@@ -49,6 +49,7 @@ LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
 
 
+@collector_paused()
 def plan(problem: Problem) -> tuple[Solution, ...]:
     """The default, which serves no budget at all, then the frontier by falling peak."""
     default = _default_plan(problem)
@@ -63,7 +64,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         condensed = condense(graph, problem.costs, inlined, joins_calls, in_place)
         plans = _Search(condensed, tries // len(variants)).plans()
         schedules |= dict.fromkeys(map(condensed.schedule, plans))
-    found = [problem.evaluate_needed(each, "auto") for each in schedules]
+    found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:
         found.append(problem.identity("auto"))
@@ -149,9 +150,9 @@ class _Search:
         """The best plan at hand for each budget, and what else no other plan beats."""
         first, *rest = self._budgets()
         lowest = self._solve(first, [each for each in self.lowest if self._peak_bytes(each) <= first])
-        for budget in rest:
+        for budget in progress(rest, "planning for budgets"):
             self._solve(budget, list(self.best.values())[-1:])
-        for _ in range(self.budget_count - len(self.best)):
+        for _ in progress(range(self.budget_count - len(self.best)), "planning between budgets"):
             gap = self._widest_gap()
             if gap is None:
                 break

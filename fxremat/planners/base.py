@@ -5,12 +5,16 @@ A planner is a function from a Problem to a Solution. It makes schedules and nev
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from tqdm import tqdm
 
 from fxremat.cost import Costs, seconds
 from fxremat.errors import ScheduleError
@@ -18,6 +22,8 @@ from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
 from fxremat.memory import measure
 from fxremat.schedule import Binding, Schedule, bind, bind_needed, expand_bound, validate
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,28 @@ class Problem:
                 if read is not None and not binding.is_mirror[read] and nodes[read].at_least > 0:
                     return nodes[read].name
         return None
+
+
+def progress(items: Iterable[Item], title: str) -> Iterable[Item]:
+    """The items, with a bar on a terminal once they have taken a second."""
+    bar: Iterable[Item] = tqdm(items, title, disable=None, leave=False, delay=1.0)
+    return bar
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's collector of reference cycles from running.
+
+    A planner makes millions of small objects and no cycles: each is freed as soon as it is of no more use,
+    and the collector, which goes through the whole graph over and over, would find nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 Planner: TypeAlias = Callable[[Problem], Solution]
