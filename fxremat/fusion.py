@@ -193,29 +193,31 @@ class _Inductor:
     # -- the three rules
 
     def _realize(self, step: int) -> None:
-        realized, leaves = self.realized, self.leaves
+        realized = self.realized
         found: dict[int, None] = {}
         buffers: dict[int, None] = {}
-        inputs = NO_INPUTS
-        reads = self.binding.reads[step]
-        for read in reads:
-            if read is None:
-                continue
+        reads = [read for read in self.binding.reads[step] if read is not None]
+        inputs = self._inputs_read(step, reads)
+        for read in reads if self.bases[step] == step else ():  # who reads a view reads what it looks at
             base = self.bases[read]
             if realized[base]:
                 found[base] = buffers[self.looked_at[read]] = None
             else:
-                found.update(dict.fromkeys(leaves[base]))
+                found.update(dict.fromkeys(self.leaves[base]))
                 buffers.update(dict.fromkeys(self.buffers_read[base]))
-            if not realized[read] and self.inputs_read[read]:
-                inputs |= self.inputs_read[read]
-        if None in reads:
-            inputs |= self._own_inputs(step)
-        leaves.append(tuple(found))
+        self.leaves.append(tuple(found))
         self.buffers_read.append(tuple(buffers))
         self.inputs_read.append(inputs)
         self.is_dear.append(self._is_dear(step, len(buffers) + len(inputs)))
         realized.append(self._must_realize(step))
+
+    def _inputs_read(self, step: int, reads: Sequence[int]) -> frozenset[int]:
+        """The graph's inputs that computing a step reads, inlined operands looked through."""
+        found = NO_INPUTS
+        for read in reads:
+            if not self.realized[read] and self.inputs_read[read]:
+                found |= self.inputs_read[read]
+        return found if len(reads) == len(self.binding.reads[step]) else found | self._own_inputs(step)
 
     def _own_inputs(self, step: int) -> frozenset[int]:
         """The graph's inputs that a step reads itself."""
@@ -375,7 +377,8 @@ class _Inductor:
         if not self.feeders:
             return {}, []
         channels = channels_last(self.graph, self.binding, self.waiting)
-        free = [self._has_free_layout(step, step in channels) for step in range(len(materialised))]
+        reads = {read for step in self.feeders for read in self.binding.reads[step] if read is not None}
+        free = frozenset(read for read in reads if self._has_free_layout(read, read in channels))
         held_in = held_operands(self.graph, self.binding, self.feeders, free)
         kernels = ((step, self.kernels[step]) for step in self.feeders)
         runs_at = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}

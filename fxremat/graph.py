@@ -206,9 +206,7 @@ class JointGraph:
     @functools.cached_property
     def shared_places(self) -> tuple[int | None, ...]:
         """For each node that shares storages, which of its operands has them; None for others."""
-        return tuple(
-            None if node.shares is None else node.operands.index(node.shares) for node in self.nodes
-        )
+        return tuple(None if node.shares is None else node.operands.index(node.shares) for node in self.nodes)
 
     @functools.cached_property
     def viewed_places(self) -> tuple[int | None, ...]:
@@ -239,6 +237,11 @@ class JointGraph:
             for index, node in enumerate(self.fx_nodes)
             if ops.is_convolution(node) or ops.is_convolution_gradient(node)
         )
+
+    @functools.cached_property
+    def pooling_offsets(self) -> frozenset[int]:
+        """Indices of the nodes that pick, of the results of a maximum pooling, the offsets."""
+        return frozenset(index for index, node in enumerate(self.fx_nodes) if ops.picks_offsets(node))
 
     @functools.cached_property
     def is_on_cpu(self) -> bool:

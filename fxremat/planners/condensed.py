@@ -95,12 +95,12 @@ class Condensed:
         return sum(operator.ends_forward for operator in self.operators)
 
     @functools.cached_property
-    def readers(self) -> tuple[tuple[int, ...], ...]:
-        """For each buffer, the operators that read it, in order."""
+    def behind(self) -> tuple[tuple[int, ...], ...]:
+        """For each buffer, those that its readers make, in order."""
         found: list[list[int]] = [[] for _ in self.size]
-        for index, operator in enumerate(self.operators):
+        for operator in self.operators:
             for buffer in operator.reads:
-                found[buffer].append(index)
+                found[buffer] += operator.makes
         return tuple(map(tuple, found))
 
     @functools.cached_property

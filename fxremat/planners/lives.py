@@ -60,9 +60,7 @@ def _is_making(read: Integers, made: Integers) -> Integers:
     return np.repeat(np.array([0, 1]), [len(read), len(made)])
 
 
-def live_bytes(
-    length: int, sizes: Integers, first: Integers, last: Integers
-) -> Integers:
+def live_bytes(length: int, sizes: Integers, first: Integers, last: Integers) -> Integers:
     """The bytes that are live at each run.
 
     Args:
@@ -75,4 +73,3 @@ def live_bytes(
     np.add.at(change, first, sizes)
     np.subtract.at(change, last + 1, sizes)
     return np.cumsum(change[:-1])
-
