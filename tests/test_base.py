@@ -25,7 +25,7 @@ def test_the_collector_is_as_it_was(is_enabled: bool) -> None:
 
 
 def test_the_latest_solution_is_at_hand() -> None:
-    """Asked again, the lowering of the latest solution is the same object; that of an earlier one is equal."""
+    """The lowering of the latest solution is kept; that of an earlier one is made again, and equal."""
     stated = problem(chain(3))
     first, second = stated.identity("a test"), stated.identity("a test")
     binding, lowering = stated.lowered(second)
