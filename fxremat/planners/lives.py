@@ -49,7 +49,7 @@ def lives(condensed: Condensed, plan: Sequence[int]) -> Lives:
     order = np.argsort(buffers * (2 * len(operators)) + 2 * runs + _is_making(read, made))
     buffers, runs = buffers[order], runs[order]
     births = np.flatnonzero(order >= len(read))
-    ends = np.append(births[1:], len(order)) - 1  # the last event of each life
+    ends = np.append(births[1:], len(order))[: len(births)] - 1  # the last event of each life
     buffer = buffers[births]
     is_final = np.append(buffer[1:] != buffer[:-1], True)[: len(buffer)]
     return Lives(buffer, runs[births], runs[ends], ends > births, is_final, is_again)
