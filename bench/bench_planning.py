@@ -1,6 +1,7 @@
 """How long planning takes, and how it grows with the graph: seconds per node, beside PyTorch's partitioner.
 
     pytest bench/bench_planning.py --benchmark-json planning.json
+    pytest bench/bench_planning.py -m slow      # the largest graph, where PyTorch's partitioner takes minutes
 
 The graphs are joint graphs of transformers of growing depth. Each case is timed once after a first run at
 the smallest size: planning is deterministic, and its first run imports what it needs.
@@ -24,7 +25,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import fxremat
 
-BLOCKS = {"1,000 nodes": 8, "10,000 nodes": 84}
+BLOCKS = {"1,400 nodes": 10, "5,600 nodes": 42, "11,000 nodes": 84, "44,000 nodes": 336}
+SIZES = ["1,400 nodes", "5,600 nodes", "11,000 nodes", pytest.param("44,000 nodes", marks=pytest.mark.slow)]
 
 
 @functools.cache
@@ -41,7 +43,7 @@ def record(benchmark: BenchmarkFixture, nodes: int) -> None:
     benchmark.extra_info["microseconds_per_node"] = benchmark.stats.stats.min / nodes * 1e6
 
 
-@pytest.mark.parametrize("size", BLOCKS)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("fusion", ["none", "inductor"])
 @pytest.mark.parametrize("planner", ["sublinear", "auto"])
 def test_planning(benchmark: BenchmarkFixture, planner: str, fusion: str, size: str) -> None:
@@ -53,7 +55,7 @@ def test_planning(benchmark: BenchmarkFixture, planner: str, fusion: str, size: 
     record(benchmark, len(graph.nodes))
 
 
-@pytest.mark.parametrize("size", BLOCKS)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("budget", [1.0, 0.5])
 def test_pytorch(benchmark: BenchmarkFixture, budget: float, size: str) -> None:
     """PyTorch's own partitioner on the same graph."""

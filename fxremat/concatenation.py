@@ -10,7 +10,7 @@ Facts about a resolved schedule, for the fusion model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fxremat import ops
 from fxremat.graph import JointGraph
@@ -19,7 +19,7 @@ from fxremat.schedule import Binding
 
 
 def held_operands(
-    graph: JointGraph, binding: Binding, cats: Iterable[int], is_free: Sequence[bool]
+    graph: JointGraph, binding: Binding, cats: Iterable[int], free: Collection[int]
 ) -> dict[int, int]:
     """Operands that are computed right into a concatenation and read from there.
 
@@ -27,7 +27,7 @@ def held_operands(
         graph: The graph.
         binding: The resolved schedule.
         cats: The steps that concatenate.
-        is_free: For each step, whether nothing fixes the layout of its value.
+        free: The steps among those that they read for whose values nothing fixes a layout.
 
     Returns:
         For the step of each such operand, the first concatenation of it.
@@ -35,7 +35,7 @@ def held_operands(
     held: dict[int, int] = {}
     for step in cats:
         for read in binding.reads[step]:
-            if read is None or not is_free[read]:
+            if read is None or read not in free:
                 continue
             loop = graph.loops[binding.nodes[read]]
             if loop.kind in (Kind.POINTWISE, Kind.REDUCTION) and not loop.is_cat:

@@ -76,15 +76,16 @@ def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Co
 def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> float:
     """Seconds of one run of a resolved and lowered schedule."""
     total = 0.0
-    for step, position in enumerate(binding.nodes):
+    materialised, read_seconds = lowering.materialised, costs.read
+    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
         if costs.is_view[position]:
             continue
         total += costs.fixed[position]
-        if lowering.materialised[step]:
+        if materialised[step]:
             total += costs.write[position]
-        for operand, read in zip(graph.nodes[position].operands, binding.reads[step], strict=True):
-            if read is None or lowering.materialised[read]:
-                total += costs.read[operand]
+        for operand, read in zip(graph.nodes[position].operands, reads, strict=True):
+            if read is None or materialised[read]:
+                total += read_seconds[operand]
     return total
 
 
@@ -111,7 +112,7 @@ def roofline(graph: JointGraph, given: Rates | None = None) -> Costs:
     for index, node in enumerate(graph.fx_nodes):
         own = given or rates_of(_device(node))
         traffic = ops.value_bytes(node) / own.bytes_per_second
-        view = index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW or _torch.is_symbolic(node)
+        view = index < graph.num_inputs or graph.loops[index].kind is ops.Kind.VIEW or _torch.is_symbolic(node)
         is_view.append(view)
         read.append(traffic)
         write.append(0.0 if view else traffic)

@@ -33,6 +33,7 @@ it is off is a tested figure (docs/limits). Linear in steps and reads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -114,9 +115,9 @@ class _Inductor:
     def __init__(self, graph: JointGraph, binding: Binding) -> None:
         self.graph = graph
         self.binding = binding
-        self.loops = graph.loops
+        self.loops = [graph.loops[position] for position in binding.nodes]  # of each step
         self.is_on_cpu = graph.is_on_cpu
-        self.kinds = [self.loops[position].kind for position in binding.nodes]
+        self.kinds = [loop.kind for loop in self.loops]
         self.bases = viewed(graph, binding)
         self.looked_at = looked_at(graph, binding)
         self.readers = readers(graph, binding, self.bases)
@@ -139,6 +140,7 @@ class _Inductor:
         steps = range(len(self.binding.nodes))
         for step in steps:
             self._realize(step)
+        self.realized_readers = self._realized_readers()
         for step in steps:
             self.kernels.append(self._fuse(step) if self.realized[step] else None)
         kernels = in_order(dict.fromkeys(kernel for kernel in self.kernels if kernel is not None))
@@ -158,8 +160,8 @@ class _Inductor:
     def _products(self) -> frozenset[int]:
         """Products that are computed with the sum that reads them; such a sum is an external kernel."""
         found = set()
-        for step, position in enumerate(self.binding.nodes):
-            if not self.loops[position].is_sum:
+        for step, loop in enumerate(self.loops):
+            if not loop.is_sum:
                 continue
             reads = (read for read in self.binding.reads[step] if read is not None)
             product = next((read for read in reads if self._is_summand(read, step)), None)
@@ -170,7 +172,7 @@ class _Inductor:
 
     def _is_summand(self, product: int, step: int) -> bool:
         """Whether a step's operand is a product of its size that nothing else reads."""
-        loop, own = self.loops[self.binding.nodes[product]], self.loops[self.binding.nodes[step]]
+        loop, own = self.loops[product], self.loops[step]
         is_alone = self.readers[product] == [step] and not self._crosses(product)
         return loop.is_product and loop.elements == own.elements and is_alone
 
@@ -178,7 +180,7 @@ class _Inductor:
         """The segment and the stretch of each step, -1 in the forward, and what is made to wait."""
         boundary, nodes, mirrors = self.binding.boundary, self.binding.nodes, self.binding.is_mirror
         steps = [
-            (nodes[step] if mirrors[step] else None, self.loops[nodes[step]].kind in OWN_BUFFER)
+            (nodes[step] if mirrors[step] else None, self.loops[step].kind in OWN_BUFFER)
             for step in range(boundary, len(nodes))
         ]
         numbers = segments(steps)
@@ -196,37 +198,40 @@ class _Inductor:
     # -- the three rules
 
     def _realize(self, step: int) -> None:
-        realized, leaves = self.realized, self.leaves
+        realized = self.realized
         found: dict[int, None] = {}
         buffers: dict[int, None] = {}
-        for read in self.binding.reads[step]:
-            if read is None:
-                continue
+        reads = [read for read in self.binding.reads[step] if read is not None]
+        inputs = self._inputs_read(step, reads)
+        for read in reads if self.bases[step] == step else ():  # who reads a view reads what it looks at
             base = self.bases[read]
             if realized[base]:
                 found[base] = buffers[self.looked_at[read]] = None
             else:
-                found.update(dict.fromkeys(leaves[base]))
+                found.update(dict.fromkeys(self.leaves[base]))
                 buffers.update(dict.fromkeys(self.buffers_read[base]))
-        leaves.append(tuple(found))
+        self.leaves.append(tuple(found))
         self.buffers_read.append(tuple(buffers))
-        self.inputs_read.append(self._inputs_read(step))
-        self.is_dear.append(self._is_dear(step, len(buffers) + len(self.inputs_read[step])))
+        self.inputs_read.append(inputs)
+        self.is_dear.append(self._is_dear(step, len(buffers) + len(inputs)))
         realized.append(self._must_realize(step))
 
-    def _inputs_read(self, step: int) -> frozenset[int]:
+    def _inputs_read(self, step: int, reads: Sequence[int]) -> frozenset[int]:
         """The graph's inputs that computing a step reads, inlined operands looked through."""
-        operands = self.graph.nodes[self.binding.nodes[step]].operands
         found = NO_INPUTS
-        for operand, read in zip(operands, self.binding.reads[step], strict=True):
-            if read is None:
-                found |= {operand}
-            elif not self.realized[read] and self.inputs_read[read]:
+        for read in reads:
+            if not self.realized[read] and self.inputs_read[read]:
                 found |= self.inputs_read[read]
-        return found
+        return found if len(reads) == len(self.binding.reads[step]) else found | self._own_inputs(step)
+
+    def _own_inputs(self, step: int) -> frozenset[int]:
+        """The graph's inputs that a step reads itself."""
+        operands = self.graph.nodes[self.binding.nodes[step]].operands
+        reads = zip(operands, self.binding.reads[step], strict=True)
+        return frozenset(operand for operand, read in reads if read is None)
 
     def _must_realize(self, step: int) -> bool:
-        kind, loop = self.kinds[step], self.loops[self.binding.nodes[step]]
+        kind, loop = self.kinds[step], self.loops[step]
         if kind is Kind.VIEW or step in self.products:
             return False
         if kind is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
@@ -234,13 +239,13 @@ class _Inductor:
         if loop.is_window or (loop.is_cat and self.is_on_cpu):
             return True
         for reader in self.readers[step]:
-            if self.kinds[reader] is Kind.KERNEL or self.loops[self.binding.nodes[reader]].is_window:
+            if self.kinds[reader] is Kind.KERNEL or self.loops[reader].is_window:
                 return True
         return False
 
     def _is_dear(self, step: int, reads: int) -> bool:
         """Whether computing a value inside of its readers would be too much work."""
-        loop = self.loops[self.binding.nodes[step]]
+        loop = self.loops[step]
         is_much = loop.is_expensive or reads > MAX_READS_WHEN_REUSED
         return reads > (MAX_READS_ON_CPU if self.is_on_cpu else MAX_READS) or (
             is_much and len(self.readers[step]) > 1
@@ -248,9 +253,9 @@ class _Inductor:
 
     def _fuse(self, step: int) -> Kernel:
         self.realized_count += 1
-        loop = self.loops[self.binding.nodes[step]]
-        found = (self.kernels[leaf] for leaf in self._near(step))
-        producers = list(dict.fromkeys(kernel for kernel in found if kernel is not None))
+        loop = self.loops[step]
+        found = [self.kernels[leaf] for leaf in self._near(step)]
+        producers = list(dict.fromkeys([kernel for kernel in found if kernel is not None]))
         is_loop = self.kinds[step] is not Kind.KERNEL
         kernel = self._joinable(step, producers) if is_loop else None
         if loop.is_cat and self.is_on_cpu:
@@ -272,7 +277,7 @@ class _Inductor:
             if read is None:
                 continue
             base = self.bases[read]
-            elements = self.loops[self.binding.nodes[base]].elements
+            elements = self.loops[base].elements
             for leaf in (base,) if self.realized[base] else self.leaves[base]:
                 kernel = self.kernels[leaf]
                 if kernel is not None and self._is_near(kernel, step) and kernel.admits(elements, None):
@@ -291,7 +296,7 @@ class _Inductor:
 
     def _joinable(self, step: int, producers: Sequence[Kernel]) -> Kernel | None:
         """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read."""
-        loop = self.loops[self.binding.nodes[step]]
+        loop = self.loops[step]
         readers = (self.latest_reader.get(leaf) for leaf in self.leaves[step])
         siblings = [kernel for kernel in readers if kernel is not None]
         for kernel in dict.fromkeys((*producers, *siblings)):
@@ -303,10 +308,12 @@ class _Inductor:
                 return kernel
         return None
 
-    def _near(self, step: int) -> Iterable[int]:
+    def _near(self, step: int) -> Sequence[int]:
         """The leaves of a step in its own part: the backward's graph starts with what was saved."""
         boundary = self.binding.boundary
-        return (leaf for leaf in self.leaves[step] if step < boundary or leaf >= boundary)
+        if step < boundary:
+            return self.leaves[step]
+        return [leaf for leaf in self.leaves[step] if leaf >= boundary]
 
     def _materialised(self, step: int) -> bool:
         kind = self.kinds[step]
@@ -317,18 +324,18 @@ class _Inductor:
         if kind is Kind.KERNEL or self.pinned[step] or step in self.feeders:
             return True
         kernel = self.kernels[step]
-        return any(self.kernels[reader] is not kernel for reader in self._realized_readers(step))
+        return any(self.kernels[reader] is not kernel for reader in self.realized_readers[step])
 
-    def _realized_readers(self, step: int) -> list[int]:
-        found: dict[int, None] = {}
-        stack = list(self.readers[step])
-        while stack:
-            reader = stack.pop()
-            if self.realized[reader]:
-                found[reader] = None
-            else:
-                stack.extend(self.readers[reader])
-        return list(found)
+    def _realized_readers(self) -> list[Sequence[int]]:
+        """For each step, the realized ones that read its value, themselves or through inlined steps."""
+        realized = self.realized
+        every: list[Sequence[int]] = list(self.readers)  # these stand behind what they read
+        for step in reversed(range(len(every))):
+            readers = every[step]
+            if readers and not all(map(realized.__getitem__, readers)):
+                found = [[reader] if realized[reader] else every[reader] for reader in readers]
+                every[step] = list(dict.fromkeys(itertools.chain(*found)))
+        return every
 
     # -- when things happen
 
@@ -349,7 +356,7 @@ class _Inductor:
     def _reads_last(self, step: int, leaf: int) -> bool:
         """Whether all other loops that read a buffer belong to kernels before this step's."""
         kernel = self.kernels[step]
-        others = (self.kernels[reader] for reader in self._realized_readers(leaf) if reader != step)
+        others = (self.kernels[reader] for reader in self.realized_readers[leaf] if reader != step)
         return kernel is not None and all(other is None or other.rank < kernel.rank for other in others)
 
     def _reuses(
@@ -376,7 +383,8 @@ class _Inductor:
         if not self.feeders:
             return {}, []
         channels = channels_last(self.graph, self.binding, self.waiting)
-        free = [self._has_free_layout(step, step in channels) for step in range(len(materialised))]
+        reads = {read for step in self.feeders for read in self.binding.reads[step] if read is not None}
+        free = frozenset(read for read in reads if self._has_free_layout(read, read in channels))
         held_in = held_operands(self.graph, self.binding, self.feeders, free)
         kernels = ((step, self.kernels[step]) for step in self.feeders)
         runs_at = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}

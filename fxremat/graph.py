@@ -199,6 +199,24 @@ class JointGraph:
         return tuple(map(ops.loop, self.fx_nodes))
 
     @functools.cached_property
+    def kinds(self) -> tuple[ops.Kind, ...]:
+        """How each node is lowered; empty for a graph made of mappings."""
+        return tuple(loop.kind for loop in self.loops)
+
+    @functools.cached_property
+    def shared_places(self) -> tuple[int | None, ...]:
+        """For each node that shares storages, which of its operands has them; None for others."""
+        return tuple(None if node.shares is None else node.operands.index(node.shares) for node in self.nodes)
+
+    @functools.cached_property
+    def viewed_places(self) -> tuple[int | None, ...]:
+        """For each view, which of its operands it looks at; None for others, and in a graph of mappings."""
+        return tuple(
+            place if loop.kind is ops.Kind.VIEW else None
+            for place, loop in zip(self.shared_places, self.loops, strict=False)
+        )
+
+    @functools.cached_property
     def writable_operands(self) -> tuple[tuple[int, ...], ...]:
         """For each node, which of its operands a twin could write over; empty for a graph of mappings."""
         return tuple(
@@ -219,6 +237,11 @@ class JointGraph:
             for index, node in enumerate(self.fx_nodes)
             if ops.is_convolution(node) or ops.is_convolution_gradient(node)
         )
+
+    @functools.cached_property
+    def pooling_offsets(self) -> frozenset[int]:
+        """Indices of the nodes that pick, of the results of a maximum pooling, the offsets."""
+        return frozenset(index for index, node in enumerate(self.fx_nodes) if ops.picks_offsets(node))
 
     @functools.cached_property
     def is_on_cpu(self) -> bool:

@@ -19,16 +19,16 @@ def storage_instances(graph: JointGraph, binding: Binding) -> Instances:
     """All instances as (step, storage), in order of birth, and for each step those that its value views."""
     owners: list[tuple[int, int]] = []
     values: list[tuple[int, ...]] = []
-    nodes, reads = graph.nodes, binding.reads
-    for step, position in enumerate(binding.nodes):
-        node = nodes[position]
-        if node.shares is None:
+    nodes, places = graph.nodes, graph.shared_places
+    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
+        node, place = nodes[position], places[position]
+        if place is None:
             created = node.recreates if binding.is_mirror[step] else node.creates
             first = len(owners)
             owners += [(step, storage) for storage in created]
             values.append(tuple(range(first, len(owners))))
             continue
-        source = reads[step][node.operands.index(node.shares)]
+        source = reads[place]
         shared = values[source] if source is not None else ()
         if node.leader is not None:
             shared = tuple([instance for instance in shared if owners[instance][1] in node.views])

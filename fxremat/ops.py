@@ -152,15 +152,21 @@ class Loop:
     is_cat: bool = False
 
 
+def picks_offsets(node: fx.Node) -> bool:
+    """Whether the node picks the offsets that a maximum pooling returns besides the largest elements."""
+    is_second = is_getitem(node) and bool(node.args[1] == 1)
+    return is_second and packet(node.all_input_nodes[0]) is prims._low_memory_max_pool_with_offsets
+
+
 def loop(node: fx.Node) -> Loop:
     """The loop that Inductor would make of the node."""
-    elements = _elements(node)
-    if kind(node) is Kind.REDUCTION:
+    elements, lowered = _elements(node), kind(node)
+    if lowered is Kind.REDUCTION:
         read = max(map(_elements, node.all_input_nodes), default=elements)
         return Loop(Kind.REDUCTION, read, (read, elements))
     operator = packet(node)
     return Loop(
-        kind(node),
+        lowered,
         elements,
         is_expensive=operator in _TRANSCENDENTAL,
         is_window=operator in _WINDOWS,

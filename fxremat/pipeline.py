@@ -28,6 +28,7 @@ from fxremat.options import Budget, Options, check_time_limit, resolve_budget
 from fxremat.partition import order_recomputation, partition
 from fxremat.planners import PLANNERS, Problem, Solution
 from fxremat.planners.auto import baseline_plan, pareto
+from fxremat.planners.base import progress
 from fxremat.report import Report, make_report
 from fxremat.rewrite import rewrite
 from fxremat.schedule import Schedule
@@ -112,7 +113,8 @@ def frontier(
     """
     problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
     bounds = bounds_of(problem)
-    return tuple(bounded(problem, bounds, solution) for solution in pareto(solve(problem, planner)))
+    front = pareto(solve(problem, planner))
+    return tuple(bounded(problem, bounds, solution) for solution in progress(front, "bounding seconds"))
 
 
 def _asked(problem: Problem, budget: Budget, budget_bytes: int | None) -> Problem:

@@ -14,14 +14,7 @@ from fxremat.schedule import Binding
 
 def viewed(graph: JointGraph, binding: Binding) -> list[int]:
     """For each step, that whose buffer its value looks at; itself if it is no view, or views an input."""
-    bases: list[int] = []
-    for step, position in enumerate(binding.nodes):
-        node = graph.nodes[position]
-        source = None
-        if graph.loops[position].kind is Kind.VIEW and node.shares is not None:
-            source = binding.reads[step][node.operands.index(node.shares)]
-        bases.append(step if source is None else bases[source])
-    return bases
+    return _followed(binding, graph.viewed_places)
 
 
 def looked_at(graph: JointGraph, binding: Binding) -> list[int]:
@@ -29,12 +22,16 @@ def looked_at(graph: JointGraph, binding: Binding) -> list[int]:
 
     Such an output is the step of its ``getitem``.
     """
+    nodes = zip(graph.viewed_places, graph.nodes, strict=True)
+    return _followed(binding, [place if node.leader is None else None for place, node in nodes])
+
+
+def _followed(binding: Binding, places: Sequence[int | None]) -> list[int]:
+    """For each step, where the operands in these places lead, from one to the next."""
     found: list[int] = []
-    for step, position in enumerate(binding.nodes):
-        node = graph.nodes[position]
-        source = None
-        if graph.loops[position].kind is Kind.VIEW and node.shares is not None and node.leader is None:
-            source = binding.reads[step][node.operands.index(node.shares)]
+    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
+        place = places[position]
+        source = None if place is None else reads[place]
         found.append(step if source is None else found[source])
     return found
 
@@ -48,8 +45,9 @@ def readers(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> list[l
         bases: What ``viewed`` says.
     """
     found: list[list[int]] = [[] for _ in binding.nodes]
-    for step, reads in enumerate(binding.reads):
-        if graph.loops[binding.nodes[step]].kind is Kind.VIEW:
+    is_view = [kind is Kind.VIEW for kind in graph.kinds]
+    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
+        if is_view[position]:
             continue
         for base in dict.fromkeys([bases[read] for read in reads if read is not None]):
             found[base].append(step)

@@ -14,8 +14,6 @@ from fxremat import ops
 from fxremat.graph import JointGraph
 from fxremat.schedule import Binding
 
-POOLING = ops.prims._low_memory_max_pool_with_offsets
-
 # Inductor's defaults on a CPU: config.realize_cpu_acc_reads_threshold, realize_reads_threshold.
 MAX_ELEMENTS = 12
 MAX_ELEMENTS_WHEN_REUSED = 4
@@ -27,7 +25,8 @@ def inlined_offsets(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, 
     Yields:
         The step of a pooling, and the steps that read its offsets.
     """
-    steps = [step for step in range(len(binding.nodes)) if _picks_offsets(graph, binding, step)]
+    offsets = graph.pooling_offsets
+    steps = [step for step, position in enumerate(binding.nodes) if position in offsets] if offsets else []
     picks = {step: binding.reads[step][0] for step in steps}
     readers: dict[int, list[int]] = {step: [] for step in picks}
     for step, reads in enumerate(binding.reads if picks else ()):
@@ -42,12 +41,6 @@ def inlined_offsets(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, 
         limit = MAX_ELEMENTS if len(found) == 1 else MAX_ELEMENTS_WHEN_REUSED
         if found and _window_elements(graph, binding, pooling) <= limit:
             yield pooling, found
-
-
-def _picks_offsets(graph: JointGraph, binding: Binding, step: int) -> bool:
-    node = graph.fx_nodes[binding.nodes[step]]
-    is_second = ops.is_getitem(node) and bool(node.args[1] == 1)
-    return is_second and ops.packet(node.all_input_nodes[0]) is POOLING
 
 
 def _window_elements(graph: JointGraph, binding: Binding, pooling: int) -> int:

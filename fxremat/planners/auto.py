@@ -26,14 +26,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fxremat.errors import InvalidOptionError
-from fxremat.fusion import lower
 from fxremat.planners import drop_cheap, exact, min_cut, persistent, recursive
-from fxremat.planners.base import Problem, Solution
+from fxremat.planners.base import Problem, Solution, collector_paused, progress
 from fxremat.planners.condensed import Condensed, condense, never_materialised
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
-from fxremat.planners.retain import Runs, retain
-from fxremat.schedule import Schedule, bind
+from fxremat.planners.retain import peak_bytes, retain
+from fxremat.schedule import Schedule
 
 MAX_BUDGETS, MIN_BUDGETS = 32, 6  # for which plans are looked for
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
@@ -50,6 +49,7 @@ LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
 
 
+@collector_paused()
 def plan(problem: Problem) -> tuple[Solution, ...]:
     """The default, which serves no budget at all, then the frontier by falling peak."""
     default = _default_plan(problem)
@@ -63,7 +63,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         condensed = condense(graph, problem.costs, problem.fusion, inlined, joins_calls)
         plans = _Search(condensed, tries // len(variants)).plans()
         schedules |= dict.fromkeys(map(condensed.schedule, plans))
-    found = [problem.evaluate_needed(each, "auto") for each in schedules]
+    found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:
         found.append(problem.identity("auto"))
@@ -118,8 +118,7 @@ def _inlined(problem: Problem, default: Solution) -> frozenset[int]:
     """The nodes that get no buffer in the default plan, as a compiler lowers it."""
     if problem.fusion != "inductor" or not problem.graph.fx_nodes:
         return frozenset()
-    binding = bind(problem.graph, default.schedule)
-    lowering = lower(problem.graph, binding, problem.fusion)
+    binding, lowering = problem.lowered(default)
     return never_materialised(problem.graph, binding.nodes, lowering.materialised)
 
 
@@ -136,7 +135,7 @@ class _Search:
     def __init__(self, condensed: Condensed, tries: int) -> None:
         self.condensed = condensed
         own = tuple(range(len(condensed.operators)))
-        self.everything = max(1, Runs(condensed, own).peak_bytes)
+        self.everything = max(1, peak_bytes(condensed, own))
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
         self.tables = persistent.solve(condensed)
         self.persistent = persistent.spread(self.tables)
@@ -150,9 +149,9 @@ class _Search:
         """The best plan at hand for each budget, and what else no other plan beats."""
         first, *rest = self._budgets()
         lowest = self._solve(first, [each for each in self.lowest if self._peak_bytes(each) <= first])
-        for budget in rest:
+        for budget in progress(rest, "planning for budgets"):
             self._solve(budget, list(self.best.values())[-1:])
-        for _ in range(self.budget_count - len(self.best)):
+        for _ in progress(range(self.budget_count - len(self.best)), "planning between budgets"):
             gap = self._widest_gap()
             if gap is None:
                 break
@@ -221,7 +220,7 @@ class _Search:
         return found
 
     def _peak_bytes(self, found: _Found) -> int:
-        return Runs(self.condensed, found.plan).peak_bytes
+        return peak_bytes(self.condensed, found.plan)
 
     def _improved(self, plan: Sequence[int], budget: int) -> _Found:
         better = retain(self.condensed, plan, budget)

@@ -5,19 +5,25 @@ A planner is a function from a Problem to a Solution. It makes schedules and nev
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from tqdm import tqdm
 
 from fxremat.cost import Costs, seconds
 from fxremat.errors import ScheduleError
-from fxremat.fusion import lower
+from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
 from fxremat.memory import measure
 from fxremat.schedule import Binding, Schedule, bind, bind_needed, expand_bound, validate
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class Problem:
     min_cut_saved: Callable[[], Sequence[str]] = tuple
     time_limit_seconds: float | None = None
     budgets: tuple[int, ...] | None = None
+    _latest: list[tuple[Schedule, Binding, Lowering]] = field(default_factory=list, init=False, repr=False)
 
     @functools.cached_property
     def lower_bound_seconds(self) -> float:
@@ -109,7 +116,16 @@ class Problem:
         taken = seconds(self.graph, binding, lowering, self.costs)
         peak = measure(self.graph, binding, lowering).peak_bytes
         schedule = binding.schedule(self.graph)
+        self._latest[:] = [(schedule, binding, lowering)]
         return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
+
+    def lowered(self, solution: Solution) -> tuple[Binding, Lowering]:
+        """The schedule of a solution, resolved and lowered; at hand if it is the latest evaluated."""
+        for schedule, binding, lowering in self._latest:
+            if schedule is solution.schedule:
+                return binding, lowering
+        binding = bind(self.graph, solution.schedule)
+        return binding, lower(self.graph, binding, self.fusion)
 
     def check(self, solution: Solution) -> Solution:
         """The same solution, its schedule found valid and obedient; ScheduleError otherwise."""
@@ -144,6 +160,28 @@ class Problem:
                 if read is not None and not binding.is_mirror[read] and nodes[read].at_least > 0:
                     return nodes[read].name
         return None
+
+
+def progress(items: Iterable[Item], title: str) -> Iterable[Item]:
+    """The items, with a bar on a terminal once they have taken a second."""
+    bar: Iterable[Item] = tqdm(items, title, disable=None, leave=False, delay=1.0)
+    return bar
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's collector of reference cycles from running.
+
+    A planner makes millions of small objects and no cycles: each is freed as soon as it is of no more use,
+    and the collector, which goes through the whole graph over and over, would find nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 Planner: TypeAlias = Callable[[Problem], Solution]

@@ -13,13 +13,17 @@ made from the fusion of one reference schedule; without fusion they are exact. L
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fxremat.canonical import Phase
 from fxremat.cost import Costs
 from fxremat.graph import JointGraph
 from fxremat.ops import Kind
+from fxremat.planners.flat import Flat, Ragged
 from fxremat.schedule import Schedule
 
 UNLIMITED = 1 << 30
@@ -64,7 +68,7 @@ class Operator:
     worth: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Condensed:
     """A condensed joint graph.
 
@@ -91,9 +95,69 @@ class Condensed:
         """How many operators run before the backward begins."""
         return sum(operator.ends_forward for operator in self.operators)
 
+    @functools.cached_property
+    def behind(self) -> tuple[tuple[int, ...], ...]:
+        """For each buffer, those that its readers make, in order."""
+        found: list[list[int]] = [[] for _ in self.size]
+        for operator in self.operators:
+            for buffer in operator.reads:
+                found[buffer] += operator.makes
+        return tuple(map(tuple, found))
+
+    @functools.cached_property
+    def flat(self) -> Flat:
+        """The same as arrays."""
+        operators = self.operators
+        return Flat(
+            Ragged.of_rows([each.reads for each in operators]),
+            Ragged.of_rows([made for each in operators for made in (each.makes, each.remakes)]),
+            np.array(self.size, dtype=np.int64),
+            np.array(self.pinned, dtype=bool),
+            np.array([each.runs_at_most for each in operators], dtype=np.int64),
+            np.array([each.scratch_bytes for each in operators], dtype=np.int64),
+            np.array([each.ends_forward for each in operators], dtype=bool),
+            np.array([each.is_loop for each in operators], dtype=bool),
+        )
+
+    @functools.cached_property
+    def each_seconds(self) -> tuple[float, ...]:
+        """What one run of each operator takes."""
+        return tuple(operator.seconds for operator in self.operators)
+
+    @functools.cached_property
+    def worths(self) -> tuple[float, ...]:
+        """The weighted seconds of each operator."""
+        return tuple(operator.seconds * operator.worth for operator in self.operators)
+
+    @functools.cached_property
+    def made_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Bytes that each operator allocates when it runs first, and when it runs again."""
+        size, operators = self.size, self.operators
+        first = tuple(sum([size[buffer] for buffer in each.makes]) for each in operators)
+        return first, tuple(sum([size[buffer] for buffer in each.remakes]) for each in operators)
+
+    @functools.cached_property
+    def _uses(self) -> dict[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        return {}
+
+    def uses(self, order: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """For each buffer, the places in an order of the operators that read it, the last one first."""
+        if order not in self._uses:
+            found: list[list[int]] = [[] for _ in self.size]
+            for place in reversed(range(len(order))):
+                for buffer in self.operators[order[place]].reads:
+                    found[buffer].append(place)
+            self._uses[order] = tuple(map(tuple, found))
+        return self._uses[order]
+
+    @functools.cached_property
+    def must_repeat(self) -> bool:
+        """Whether there is an operator of which the backward may not read what the forward made."""
+        return any(operator.must_repeat for operator in self.operators)
+
     def seconds(self, plan: Iterable[int]) -> float:
         """What the operators of a plan take."""
-        return sum(self.operators[operator].seconds for operator in plan)
+        return sum(map(self.each_seconds.__getitem__, plan))
 
     def reordered(self, order: Sequence[int]) -> Condensed:
         """The operators of an order in which each reads what is made before it.

@@ -17,6 +17,7 @@ O(n log n) steps unless it thrashes, in which case it gives up.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -58,11 +59,11 @@ class _Run:
         weights: Sequence[float] | None,
     ) -> None:
         self.operators = condensed.operators
-        factors = weights or [1.0] * len(self.operators)
-        priced = zip(self.operators, factors, strict=True)
-        self.prices = [operator.seconds * operator.worth * factor for operator, factor in priced]
+        self.seconds, self.prices = condensed.each_seconds, condensed.worths
+        if weights:
+            self.prices = tuple(price * weight for price, weight in zip(self.prices, weights, strict=True))
         self.size, self.maker, self.pinned = condensed.size, condensed.maker, condensed.pinned
-        self.readers = readers(condensed)
+        self.behind = condensed.behind
         ends = (place for place, each in enumerate(order) if self.operators[each].ends_forward)
         self.order, self.boundary = order, max(ends, default=-1) + 1
         self.budget, self.power = budget, distance_power
@@ -73,17 +74,13 @@ class _Run:
         self.made_in_backward = [False] * count
         self.locks = [0] * count  # running operators that need it
         self.waiting = [0] * count  # evicted buffers whose computation reads it
-        self.uses: list[list[int]] = [[] for _ in range(count)]  # places in the order, the next one last
-        for place in reversed(range(len(order))):
-            for buffer in self.operators[order[place]].reads:
-                self.uses[buffer].append(place)
+        self.uses = list(map(list, condensed.uses(tuple(order))))  # places in the order, the next one last
         self.needed_at = [0] * count  # when the recomputation of others needs it, as far as is known
         self.runs = [0] * len(self.operators)
         self.around = _DisjointSets(count)
         self.queue: list[tuple[float, int]] = []
-        size = self.size
-        self.made_bytes = [sum([size[each] for each in one.makes]) for one in self.operators]
-        self.remade_bytes = [sum([size[each] for each in one.remakes]) for one in self.operators]
+        self.parked: dict[int, list[float]] = {}  # prices of buffers in use, out of the queue for so long
+        self.made_bytes, self.remade_bytes = condensed.made_bytes
         self.live = self.place = 0
         self.call: list[int] = []  # buffers that loops of the call under way have read
         self.longest = MAX_RUNS * len(order)
@@ -91,7 +88,7 @@ class _Run:
         self.seconds_left = math.inf  # for recomputations
 
     def plan(self, max_seconds: float) -> tuple[int, ...] | None:
-        self.seconds_left = max_seconds - sum(operator.seconds for operator in self.operators)
+        self.seconds_left = max_seconds - sum(self.seconds)
         for place, operator in enumerate(self.order):
             self.place = place
             if self.place == self.boundary:
@@ -177,6 +174,8 @@ class _Run:
     def _end_call(self) -> None:
         for buffer in self.call:
             self.locks[buffer] -= 1
+            if buffer in self.parked and not self.locks[buffer]:
+                self._unpark(buffer)
             self._release(buffer)
         self.call.clear()
 
@@ -206,13 +205,12 @@ class _Run:
 
     def _make_room(self, needed: int, reads: Sequence[int]) -> bool:
         """Evict until so many bytes are free; what waits for a recomputation if nothing else is left."""
-        locked: list[tuple[float, int]] = []
         while self.live + needed > self.budget and self.queue:
             price, buffer = heapq.heappop(self.queue)
             if not self.resident[buffer]:
                 continue
             if self.locks[buffer]:
-                locked.append((price, buffer))
+                self.parked.setdefault(buffer, []).append(price)
                 continue
             now = self._price(buffer)
             if now is None:
@@ -221,14 +219,28 @@ class _Run:
                 heapq.heappush(self.queue, (now, buffer))
                 continue
             self._evict(buffer)
-        for price, buffer in sorted(locked):
+        if self.live + needed > self.budget:
+            self._evict_parked(needed, reads)
+        return self.live + needed <= self.budget
+
+    def _evict_parked(self, needed: int, reads: Sequence[int]) -> None:
+        """Evict, of what waits for a recomputation, the cheapest until so many bytes are free."""
+        parked = sorted((price, buffer) for buffer, prices in self.parked.items() for price in prices)
+        self.parked.clear()
+        for price, buffer in parked:
             is_over = self.live + needed > self.budget
             is_free = self.resident[buffer] and buffer not in reads and buffer not in self.call
             if is_over and is_free and self._price(buffer) is not None:
                 self._evict(buffer)
+            elif self.resident[buffer]:
+                self.parked.setdefault(buffer, []).append(price)
             else:
                 heapq.heappush(self.queue, (price, buffer))
-        return self.live + needed <= self.budget
+
+    def _unpark(self, buffer: int) -> None:
+        """Queue a buffer again that is in use no more, or gone."""
+        for price in self.parked.pop(buffer):
+            heapq.heappush(self.queue, (price, buffer))
 
     def _price(self, buffer: int) -> float | None:
         """What evicting a buffer costs per byte; None if it could not be had again."""
@@ -245,10 +257,9 @@ class _Run:
                 if lost is None:
                     return None
                 seconds += sum(map(self._seconds, lost))
-        for reader in self.readers[buffer]:
-            for made in self.operators[reader].makes:
-                if self.evicted[made]:
-                    around[self.around.find(made)] = None
+        for made in self.behind[buffer]:
+            if self.evicted[made]:
+                around[self.around.find(made)] = None
         seconds += sum(self.around.seconds[each] for each in around)
         distance = max(1, self._next_use(buffer) - self.place)
         return float(seconds / (self.size[buffer] * distance**self.power))
@@ -257,8 +268,10 @@ class _Run:
         return self.prices[self.maker[buffer]]
 
     def _next_use(self, buffer: int) -> int:
-        known = [use for use in (*self.uses[buffer][-1:], self.needed_at[buffer]) if use > self.place]
-        return min(known, default=len(self.order))
+        uses, needed_at, first = self.uses[buffer], self.needed_at[buffer], len(self.order)
+        if uses and uses[-1] > self.place:
+            first = uses[-1]
+        return needed_at if self.place < needed_at < first else first
 
     def _lost(self, buffer: int) -> list[int] | None:
         """A buffer that is gone and was not evicted, with those that it needs; None if it can't be had."""
@@ -276,6 +289,8 @@ class _Run:
         return list(found)
 
     def _evict(self, buffer: int) -> None:
+        if buffer in self.parked:
+            self._unpark(buffer)
         self.resident[buffer] = False
         self.live -= self.size[buffer]
         needed_at = self._next_use(buffer)
@@ -293,9 +308,8 @@ class _Run:
             stack += [operand for operand in operands if not self.resident[operand]]
 
     def _evicted_around(self, buffer: int) -> Iterable[int]:
-        yield from (each for each in self.operators[self.maker[buffer]].reads if self.evicted[each])
-        for reader in self.readers[buffer]:
-            yield from (each for each in self.operators[reader].makes if self.evicted[each])
+        near = itertools.chain(self.operators[self.maker[buffer]].reads, self.behind[buffer])
+        return [each for each in near if self.evicted[each]]
 
 
 class _DisjointSets:
@@ -324,12 +338,3 @@ class _DisjointSets:
         """An element counts no more; its set stays what it is."""
         root = self.find(element)
         self.seconds[root] = max(0.0, self.seconds[root] - seconds)
-
-
-def readers(condensed: Condensed) -> tuple[tuple[int, ...], ...]:
-    """For each buffer, the operators that read it, in order."""
-    found: list[list[int]] = [[] for _ in condensed.size]
-    for index, operator in enumerate(condensed.operators):
-        for buffer in operator.reads:
-            found[buffer].append(index)
-    return tuple(map(tuple, found))

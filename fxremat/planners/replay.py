@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from fxremat.planners.condensed import Condensed
+from fxremat.planners.lives import live_bytes, lives
 
 
 def obedient(condensed: Condensed, plan: Iterable[int]) -> list[int]:
     """The plan without runs that are too many, and with those that must be repeated in the backward."""
-    operators = condensed.operators
+    operators, must_repeat = condensed.operators, condensed.must_repeat
+    plan = list(plan)
+    if not must_repeat and (np.bincount(plan, minlength=len(operators)) <= condensed.flat.runs_at_most).all():
+        return plan
     runs = [0] * len(operators)
-    must_repeat = any(each.must_repeat for each in operators)
     order: list[int] = []
     started = 0
 
@@ -46,7 +50,11 @@ def obedient(condensed: Condensed, plan: Iterable[int]) -> list[int]:
 
 def without_unread(condensed: Condensed, plan: Sequence[int]) -> list[int]:
     """The plan without repetitions that nothing reads."""
-    operators = condensed.operators
+    operators, found = condensed.operators, lives(condensed, plan)
+    is_needed = ~found.is_again
+    is_needed[found.run[found.is_read]] = True
+    if is_needed.all():
+        return list(plan)
     seen = [False] * len(operators)
     is_again = []
     for index in plan:
@@ -68,31 +76,15 @@ def without_unread(condensed: Condensed, plan: Sequence[int]) -> list[int]:
 
 def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
     """The highest live bytes of a plan if every value has a buffer: ``memory.py``'s rules on operators."""
-    operators, size, boundary = condensed.operators, condensed.size, condensed.boundary
-    change = [0] * (len(plan) + 1)
-    last_use = [-1] * len(size)
-    seen = [False] * len(operators)
-    started, backward = 0, len(plan) if boundary else 0
-    for step, index in enumerate(plan):
-        operator = operators[index]
-        again = seen[index]
-        seen[index] = True
-        for buffer in operator.reads:
-            last_use[buffer] = step
-        for buffer in operator.remakes if again else operator.makes:
-            if last_use[buffer] >= 0 and not (condensed.pinned[buffer] and index < boundary):
-                change[last_use[buffer] + 1] -= size[buffer]
-            change[step] += size[buffer]
-            last_use[buffer] = step
-        if operator.scratch_bytes:
-            change[step] += operator.scratch_bytes
-            change[step + 1] -= operator.scratch_bytes
-        if not again and index < boundary:
-            started += 1
-            backward = step + 1 if started == boundary else backward
-    for buffer, step in enumerate(last_use):
-        if step >= 0 and not condensed.pinned[buffer]:
-            change[step + 1] -= size[buffer]
-    if backward < len(plan):
-        change[backward] += condensed.graph.tangent_bytes
-    return max(itertools.accumulate(change[:-1]), default=0)
+    found = lives(condensed, plan)
+    operators = np.array(plan, dtype=np.int64)
+    is_pinned = condensed.flat.is_pinned[found.buffer]
+    in_forward = operators[found.run] < condensed.boundary
+    stays = is_pinned & (found.is_final | in_forward)
+    last = np.where(stays, len(plan) - 1, found.last)
+    live = live_bytes(len(plan), condensed.flat.size[found.buffer], found.run, last)
+    live += condensed.flat.scratch_bytes[operators]
+    starts = np.flatnonzero(~found.is_again & (operators < condensed.boundary))
+    if len(starts) == condensed.boundary:
+        live[int(starts.max(initial=-1)) + 1 :] += condensed.graph.tangent_bytes
+    return int(live.max(initial=0))

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from fxremat.planners.condensed import Condensed
+from fxremat.planners.flat import Integers
+from fxremat.planners.lives import live_bytes, lives
 
 MAX_ROUNDS = 4
 
@@ -54,10 +55,11 @@ class Runs:
         self.reads: list[dict[int, int]] = []  # buffer: the run that made it
         self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it, in order
         self._resolve()
-        self.boundary = self._boundary()
-        self.first, self.last = self._calls()
-        self.live = self._profile()
+        self.boundary, first, last, self.live = _profile(condensed, plan)
+        self.first: list[int] = first.tolist()  # for each run, that with which its call begins
+        self.last: list[int] = last.tolist()  # and ends
         self.overwritten = self._overwritten()
+        self.obstacle = 0  # the run at which there was no room the last time
 
     def _resolve(self) -> None:
         latest = [0] * len(self.condensed.size)
@@ -77,33 +79,6 @@ class Runs:
                 made[buffer] = []
                 latest[buffer] = run
             readers.append(made)
-
-    def _boundary(self) -> int:
-        firsts = (run for run, before in enumerate(self.previous) if before is None)
-        return max((run for run in firsts if self.operators[run].ends_forward), default=-1) + 1
-
-    def _calls(self) -> tuple[list[int], list[int]]:
-        """For each run the first and the last of the call that it is a part of."""
-        first, last = list(range(len(self.operators))), list(range(len(self.operators)))
-        for run in range(1, len(first)):
-            if self.operators[run].is_loop and self.operators[run - 1].is_loop and run != self.boundary:
-                first[run] = first[run - 1]
-        for run in reversed(range(len(last) - 1)):
-            if first[run + 1] == first[run]:
-                last[run] = last[run + 1]
-        return first, last
-
-    def _profile(self) -> npt.NDArray[np.int64]:
-        size, first = self.condensed.size, self.first
-        change = [0] * (len(self.operators) + 1)
-        change[self.boundary] += self.condensed.graph.tangent_bytes
-        for run, operator in enumerate(self.operators):
-            change[run] += operator.scratch_bytes
-            change[run + 1] -= operator.scratch_bytes
-            for buffer in self.readers[run]:
-                change[first[run]] += size[buffer]
-                change[self.death(run, buffer) + 1] -= size[buffer]
-        return np.cumsum(np.array(change[:-1], dtype=np.int64))
 
     def _overwritten(self) -> dict[int, tuple[int, int]]:
         """The runs that take the place of a buffer, with the run that made it and the buffer; counts them."""
@@ -187,9 +162,19 @@ class Runs:
         for (first, size), (end, _) in zip(gaps, [*gaps[1:], (run, 0)], strict=True):
             held += size
             last = max(first, min(end, self.first[run]))
-            if last > first and int(self.live[first:last].max()) + held > budget:
+            if last > first and not self._has_room(first, last, budget - held):
                 return False
         return True
+
+    def _has_room(self, first: int, last: int, at_most: int) -> bool:
+        """Whether so many bytes at most are live at the runs of a range, its end left out."""
+        if first <= self.obstacle < last and self.live[self.obstacle] > at_most:
+            return False
+        highest = first + int(self.live[first:last].argmax())
+        if self.live[highest] <= at_most:
+            return True
+        self.obstacle = highest
+        return False
 
     def _before(self, run: int) -> int:
         """The run of the same operator before that is still there."""
@@ -239,3 +224,32 @@ class Runs:
     def _change(self, first: int, last: int, size: int) -> None:
         if last >= first:
             self.live[first : last + 1] += size
+
+
+def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
+    """The highest live bytes of a plan."""
+    if any(operator.overwrites for operator in condensed.operators):
+        return Runs(condensed, plan).peak_bytes
+    return int(_profile(condensed, plan)[-1].max(initial=0))
+
+
+def _profile(condensed: Condensed, plan: Sequence[int]) -> tuple[int, Integers, Integers, Integers]:
+    """Where the backward begins, the first and the last run of each run's call, and the live bytes.
+
+    The bytes are those of a plan that writes nothing over an operand.
+    """
+    flat, found = condensed.flat, lives(condensed, plan)
+    operators, runs = np.array(plan, dtype=np.int64), np.arange(len(plan))
+    boundary = int(np.flatnonzero(~found.is_again & flat.ends_forward[operators]).max(initial=-1)) + 1
+    is_loop = flat.is_loop[operators]
+    is_joined = np.append(False, is_loop[1:] & is_loop[:-1])[: len(plan)] & (runs != boundary)
+    calls = np.cumsum(~is_joined) - 1
+    firsts = np.flatnonzero(~is_joined)
+    lasts = np.append(firsts[1:], len(plan)) - 1
+    first, last = firsts[calls], lasts[: len(firsts)][calls]
+    stays = flat.is_pinned[found.buffer] & ~found.is_again[found.run]
+    deaths = np.where(stays, len(plan) - 1, last[found.last])
+    live = live_bytes(len(plan), flat.size[found.buffer], first[found.run], deaths)
+    live += flat.scratch_bytes[operators]
+    live[boundary:] += condensed.graph.tangent_bytes
+    return boundary, first, last, live
