@@ -44,6 +44,21 @@ def test_revolve(layers: int, checkpoints: int) -> None:
     assert plan.seconds == chain.forwards(layers, checkpoints) - layers
 
 
+def test_a_thousand_layers() -> None:
+    """Revolve's optimum is found within the work that the planner allows itself, on the finest blocks."""
+    (plan,) = plans(condensed(advancing(1000)), [12])
+    assert plan.peak_bytes <= 12
+    assert plan.seconds == chain.forwards(1000, 10) - 1000
+
+
+def test_no_plan_is_endless() -> None:
+    """Plans that run a layer hundreds of times on average are left out: a thousand layers in three bytes."""
+    small = condensed(advancing(1000))
+    (plan,) = exact(small, 6)
+    assert plan.seconds == chain.forwards(1000, 4) - 1000
+    assert exact(small, 3) == []
+
+
 def least_seconds(graph: Condensed, budget: int) -> float:
     """The least time of any plan that fits, by Dijkstra's algorithm over what is done and what is held."""
     boundary = graph.boundary

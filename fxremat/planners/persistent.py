@@ -176,9 +176,7 @@ def _divisor(blocks: Blocks) -> int:
     return math.gcd(*map(int, _sizes(blocks))) or 1
 
 
-def _unit(
-    blocks: Blocks, most: int, slots: int = SLOTS, exact_slots: int = EXACT_SLOTS
-) -> tuple[float, int]:
+def _unit(blocks: Blocks, most: int, slots: int = SLOTS, exact_slots: int = EXACT_SLOTS) -> tuple[float, int]:
     """Bytes of a slot and their number: those between half of ``slots`` and ``slots`` that round best."""
     divisor = _divisor(blocks)
     if most <= divisor * exact_slots:
