@@ -45,10 +45,13 @@ def test_revolve(layers: int, checkpoints: int) -> None:
 
 
 def test_a_thousand_layers() -> None:
-    """Revolve's optimum is found within the work that the planner allows itself, on the finest blocks."""
-    (plan,) = plans(condensed(advancing(1000)), [12])
-    assert plan.peak_bytes <= 12
-    assert plan.seconds == chain.forwards(1000, 10) - 1000
+    """Revolve's optimum is among the plans that the planner makes without a budget: the finest blocks count."""
+    graph = advancing(1000)
+    small = condensed(graph)
+    fitting = [plan for plan in plans(small) if plan.peak_bytes <= 12]
+    best = min(fitting, key=lambda plan: plan.seconds)
+    assert best.seconds == chain.forwards(1000, 10) - 1000
+    assert fxremat.profile(graph, small.schedule(best.operators), "none").peak_bytes <= 12
 
 
 def test_no_plan_is_endless() -> None:

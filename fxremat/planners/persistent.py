@@ -49,9 +49,14 @@ def plans(condensed: Condensed, budgets: Sequence[int] | None = None) -> list[Pl
 
 
 def spread(tables: Sequence[Table]) -> list[Plan]:
-    """Plans between the least and the most that plans can use, by falling peak and rising time."""
+    """Plans between the least and the most that plans can use, by falling peak and rising time.
+
+    All plans of a table of few sizes are among them if it rounds nothing.
+    """
     found = [tables[table].plan(size) for table, size in _spread(tables)]
-    found += [table.plan(size) for table in tables for *_, size in table.curve()[:1]]
+    for table in tables:
+        is_small = table.slots <= FEW_SLOTS and table.unit == _divisor(table.blocks)
+        found += map(table.plan, table.steps if is_small else table.steps[:1])
     return _undominated(found)
 
 
