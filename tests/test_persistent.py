@@ -45,7 +45,7 @@ def test_revolve(layers: int, checkpoints: int) -> None:
 
 
 def test_a_thousand_layers() -> None:
-    """Revolve's optimum is among the plans that the planner makes without a budget: the finest blocks count."""
+    """Revolve's optimum is among the plans made without a budget, for the finest blocks are used."""
     graph = advancing(1000)
     small = condensed(graph)
     fitting = [plan for plan in plans(small) if plan.peak_bytes <= 12]
