@@ -107,7 +107,7 @@ class Partitioner(_torch.CustomPartitionerFn):
         self.fingerprint = fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled, ``uuid`` included, for caches that look at that alone; nothing where it is None."""
+        """What is pickled: the state and ``uuid``, for caches that look at nothing else."""
         key = self.uuid()
         return {**vars(self), "key": key if key is not None else lambda: None}
 

@@ -112,7 +112,8 @@ def roofline(graph: JointGraph, given: Rates | None = None) -> Costs:
     for index, node in enumerate(graph.fx_nodes):
         own = given or rates_of(_device(node))
         traffic = ops.value_bytes(node) / own.bytes_per_second
-        view = index < graph.num_inputs or graph.loops[index].kind is ops.Kind.VIEW or _torch.is_symbolic(node)
+        is_number = _torch.is_symbolic(node)
+        view = index < graph.num_inputs or is_number or graph.loops[index].kind is ops.Kind.VIEW
         is_view.append(view)
         read.append(traffic)
         write.append(0.0 if view else traffic)

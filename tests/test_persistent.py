@@ -44,6 +44,24 @@ def test_revolve(layers: int, checkpoints: int) -> None:
     assert plan.seconds == chain.forwards(layers, checkpoints) - layers
 
 
+def test_a_thousand_layers() -> None:
+    """Revolve's optimum is among the plans made without a budget, for the finest blocks are used."""
+    graph = advancing(1000)
+    small = condensed(graph)
+    fitting = [plan for plan in plans(small) if plan.peak_bytes <= 12]
+    best = min(fitting, key=lambda plan: plan.seconds)
+    assert best.seconds == chain.forwards(1000, 10) - 1000
+    assert fxremat.profile(graph, small.schedule(best.operators), "none").peak_bytes <= 12
+
+
+def test_no_plan_is_endless() -> None:
+    """Plans that run a layer hundreds of times on average are left out: a thousand layers in three bytes."""
+    small = condensed(advancing(1000))
+    (plan,) = exact(small, 6)
+    assert plan.seconds == chain.forwards(1000, 4) - 1000
+    assert exact(small, 3) == []
+
+
 def least_seconds(graph: Condensed, budget: int) -> float:
     """The least time of any plan that fits, by Dijkstra's algorithm over what is done and what is held."""
     boundary = graph.boundary

@@ -15,7 +15,7 @@ import pytest
 from functorch.compile import min_cut_rematerialization_partition
 from graphs import Network, chain, few, joint_graphs, networks, placeholders, problem, traced
 from hypothesis import given, settings
-from models import case, fresh
+from models import NAMES, case, fresh
 
 import fxremat
 from fxremat import ops
@@ -23,6 +23,7 @@ from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleEr
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
 from fxremat.partition import saved_values
+from fxremat.pipeline import make_problem
 from fxremat.planners import PLANNERS, Problem, Solution, revolve
 from fxremat.planners.auto import pareto
 from fxremat.planners.cuts import candidates, crossing, forward_lives, mirror_everything_but
@@ -377,6 +378,26 @@ def test_auto_is_no_worse_than_any_other_planner(name: str) -> None:
             assert any(
                 ours.peak_bytes <= solution.peak_bytes and ours.seconds <= solution.seconds for ours in front
             ), other
+
+
+SLOW = ["none", "inplace"]
+
+
+@pytest.mark.parametrize(
+    "fusion", ["inductor", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_is_no_worse_than_any_other_planner_on_models(name: str, fusion: str) -> None:
+    """Neither at the least peak that any of them reaches, nor at that of any of their plans."""
+    module, inputs = fresh(case(name))
+    graph = fxremat.capture(module, *inputs, compiler="inductor" if fusion == "inductor" else "eager")
+    planning = make_problem(graph, fusion=fusion)
+    front = PLANNERS["auto"](planning)
+    for other in OF_ANY_SIZE:
+        for solution in PLANNERS[other](planning):
+            assert any(
+                ours.peak_bytes <= solution.peak_bytes and ours.seconds <= solution.seconds for ours in front
+            ), (other, solution.peak_bytes)
 
 
 def test_without_a_budget_nothing_is_recomputed_for_it() -> None:

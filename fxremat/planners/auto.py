@@ -10,9 +10,10 @@ for each of a row of budgets between the least that a plan can be found for and 
 4. ``retain`` uses up what room is left by dropping recomputations.
 
 The best of each budget is measured exactly. The frontier of all measured points does not depend on any
-budget, hence a smaller budget never gives a higher peak. Graphs that are not large have the plans of
-``drop_cheap`` and ``recursive`` besides, those of few operators the plans of ``exact``. Work is bounded in
-steps, not in seconds, so the same graph gives the same plan everywhere.
+budget, hence a smaller budget never gives a higher peak. The plans of the other planners are starts too, and
+are measured besides, if the graph is not large; of a large one only the plan of ``recursive`` with the least
+memory. Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the
+same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fxremat.errors import InvalidOptionError
-from fxremat.planners import drop_cheap, exact, min_cut, persistent, recursive
+from fxremat.planners import drop_cheap, exact, keep_all, min_cut, persistent, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution, collector_paused, progress
 from fxremat.planners.condensed import Condensed, condense, never_materialised
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
+from fxremat.planners.replay import followed
 from fxremat.planners.retain import peak_bytes, retain
+from fxremat.planners.table import Plan
 from fxremat.schedule import Schedule
 
 MAX_BUDGETS, MIN_BUDGETS = 32, 6  # for which plans are looked for
@@ -41,6 +44,7 @@ MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many 
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for plans besides those for budgets
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
+REVOLVE_RUNS = 64  # steps of all plans of ``revolve`` that are tried, on average of each node
 DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
 PLAIN = 2  # attempts without noise
 NOISE = 0.3  # standard deviation of the logarithm of the other prices
@@ -58,19 +62,27 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     variants = [True, False] if inlined and graph.is_on_cpu else [False]
     tries = _tries(problem, len(graph.nodes))
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
+    recipes = _recipes(problem) if tries >= ENOUGH_TRIES else ()
+    known = [each.schedule for each in recipes] or [recursive.deepest(problem)]
     schedules: dict[Schedule, None] = {}
     for joins_calls in variants:
         condensed = condense(graph, problem.costs, problem.fusion, inlined, joins_calls)
-        plans = _Search(condensed, tries // len(variants)).plans()
+        starts = [followed(condensed, each) for each in known]
+        plans = _Search(condensed, tries // len(variants), starts).plans()
         schedules |= dict.fromkeys(map(condensed.schedule, plans))
     found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:
         found.append(problem.identity("auto"))
-    found += [default, *_proved(problem, len(condensed.operators))]
-    if tries >= ENOUGH_TRIES:
-        found += (*drop_cheap.plan(problem), *recursive.plan(problem))
+    found += [default, *recipes, *_proved(problem, len(condensed.operators))]
     return (default, *pareto(found))
+
+
+def _recipes(problem: Problem) -> tuple[Solution, ...]:
+    """The plans of all planners that follow a recipe, those of ``revolve`` as far as they are short."""
+    steps = REVOLVE_RUNS * len(problem.graph.nodes)
+    planned = (each.plan(problem) for each in (keep_all, drop_cheap, min_cut, sublinear, recursive))
+    return tuple(itertools.chain(*planned, revolve.plan(problem, steps)))
 
 
 def baseline_plan(problem: Problem) -> Solution:
@@ -132,13 +144,14 @@ class _Found(NamedTuple):
 class _Search:
     """Plans for a row of budgets, within a number of tries."""
 
-    def __init__(self, condensed: Condensed, tries: int) -> None:
+    def __init__(self, condensed: Condensed, tries: int, starts: Iterable[tuple[int, ...]] = ()) -> None:
         self.condensed = condensed
         own = tuple(range(len(condensed.operators)))
         self.everything = max(1, peak_bytes(condensed, own))
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
         self.tables = persistent.solve(condensed)
-        self.persistent = persistent.spread(self.tables)
+        self.known = persistent.spread(self.tables)
+        self.known += (Plan(peak_bytes(condensed, each), condensed.seconds(each), each) for each in starts)
         self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
@@ -160,7 +173,7 @@ class _Search:
             self.best = dict(sorted(self.best.items()))
         found = [*self.lowest, *lowest, *self.best.values()]
         if self.has_time:
-            found += [_Found(each.seconds, each.operators) for each in self.persistent]
+            found += [_Found(each.seconds, each.operators) for each in self.known]
         return dict.fromkeys(each.plan for each in self._undominated(found))
 
     def _undominated(self, found: Iterable[_Found]) -> list[_Found]:
@@ -182,7 +195,7 @@ class _Search:
                 low = middle
             else:
                 high, self.lowest = middle, [_Found(self.condensed.seconds(lowest), lowest)]
-        least = max(1, min([high, *(each.peak_bytes for each in self.persistent)]))
+        least = max(1, min([high, *(each.peak_bytes for each in self.known)]))
         count = self.budget_count // 2
         ratio = max(1.0, self.everything / least) ** (1 / count)
         return sorted({least, *(round(least * ratio**step) for step in range(1, count + 1))})
@@ -209,7 +222,7 @@ class _Search:
 
     def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
         """All plans for a budget; those found for less are starts."""
-        known = [*self.persistent, *persistent.fitting(self.tables, budget)]
+        known = [*self.known, *persistent.fitting(self.tables, budget)]
         fitting = [(each.seconds, each.operators) for each in known if each.peak_bytes <= budget]
         starts = [operators for _, operators in sorted(fitting)[:1]]
         found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]

@@ -3,13 +3,14 @@
 The forward is cut into blocks (``blocks.py``), whose options are weighed by themselves (``shapes.py``). The
 dynamic programme over them (``table.py``) knows the least time for every memory size. It is solved for finer
 and coarser blocks, and with finer and coarser units of bytes; every plan is measured exactly, and those are
-returned that no other beats.
+returned that no other beats. Where a graph has more blocks than a table of all sizes can tell apart, one of
+a few small sizes still can; that is where fine blocks count, for the least peaks need them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,10 @@ EXACT_SLOTS = 1200
 FINER = 6  # a second table serves budgets below this part of the first one's, for which its units are coarse
 MAX_WORK = 8e6  # additions in a table; bounds the planner's time
 COARSER = 8  # how much less work the coarser blocks make
+REACH = 1.5  # still finer blocks serve so many times the size that plans of fewer blocks take at least
+FEW_SLOTS = 48  # memory sizes that are told apart there
+MAX_FINE_WORK = 2e8  # additions in the table of the finest blocks, calls included
+CALL_WORK = 20_000  # additions that take as long as the calls for one sequence of shapes
 POINTS = 24  # plans that are made if no budgets are given
 
 
@@ -44,9 +49,14 @@ def plans(condensed: Condensed, budgets: Sequence[int] | None = None) -> list[Pl
 
 
 def spread(tables: Sequence[Table]) -> list[Plan]:
-    """Plans between the least and the most that plans can use, by falling peak and rising time."""
+    """Plans between the least and the most that plans can use, by falling peak and rising time.
+
+    All plans of a table of few sizes are among them if it rounds nothing.
+    """
     found = [tables[table].plan(size) for table, size in _spread(tables)]
-    found += [table.plan(size) for table in tables for *_, size in table.curve()[:1]]
+    for table in tables:
+        is_small = table.slots <= FEW_SLOTS and table.unit == _divisor(table.blocks)
+        found += map(table.plan, table.steps if is_small else table.steps[:1])
     return _undominated(found)
 
 
@@ -84,40 +94,60 @@ def solve(condensed: Condensed) -> list[Table]:
     tables: list[Table] = []
     if condensed.boundary == 0:
         return tables
-    for blocks in _granularities(condensed):
+    every = cuts(condensed)
+    for blocks in _granularities(condensed, every):
         most = _keep_all_bytes(blocks)
         unit, slots = _unit(blocks, most)
         tables.append(Table(blocks, unit, slots))
         if unit > _divisor(blocks):
             tables.append(Table(blocks, *_unit(blocks, most // FINER)))
+    if len(every) + 1 > tables[0].count:
+        tables += _finest(condensed, every, tables)
     return tables
 
 
-def _granularities(condensed: Condensed) -> list[Blocks]:
+def _granularities(condensed: Condensed, every: Sequence[tuple[int, int]]) -> list[Blocks]:
     """The graph in blocks: so many of the narrow cuts used that the table stays small, and far fewer."""
-    every = cuts(condensed)
     found: list[Blocks] = []
     for work in (MAX_WORK, MAX_WORK / COARSER):
-        blocks = _few_blocks(condensed, every, work)
+        for blocks in _finer_to_coarser(condensed, every):
+            if _work(blocks.kinds, SLOTS, 0, work) <= work:
+                break
         if not found or len(blocks.kinds) < len(found[-1].kinds):
             found.append(blocks)
     return found
 
 
-def _few_blocks(condensed: Condensed, every: Sequence[tuple[int, int]], work: float) -> Blocks:
+def _finer_to_coarser(condensed: Condensed, every: Sequence[tuple[int, int]]) -> Iterator[Blocks]:
+    """The graph in fewer and fewer blocks, at last in one."""
     stride = 1
     while True:
         blocks = divide(condensed, narrowest(every, stride))
-        if len(blocks.kinds) == 1 or _work(blocks.kinds, work / SLOTS) <= work / SLOTS:
-            return blocks
+        yield blocks
+        if len(blocks.kinds) == 1:
+            return
         stride += 1 + stride // 4
 
 
-def _work(kinds: Sequence[int], limit: float) -> int:
-    """The summed lengths of all distinct sequences of shapes, at least up to a limit."""
+def _finest(
+    condensed: Condensed, every: Sequence[tuple[int, int]], tables: Sequence[Table]
+) -> Iterator[Table]:
+    """A table of more blocks than the others', for what those serve with their least sizes and for less."""
+    most = math.ceil(REACH * min((table.unit * table.steps[0] for table in tables if table.steps), default=0))
+    for blocks in _finer_to_coarser(condensed, every):
+        if not most or len(blocks.kinds) <= tables[0].count:
+            return
+        slots = min(FEW_SLOTS, most // _divisor(blocks) + 1)
+        if _work(blocks.kinds, slots, CALL_WORK, MAX_FINE_WORK) <= MAX_FINE_WORK:
+            yield Table(blocks, *_unit(blocks, most, FEW_SLOTS, FEW_SLOTS))
+            return
+
+
+def _work(kinds: Sequence[int], slots: int, each: int, limit: float) -> int:
+    """The additions in a table and ``each`` for a distinct sequence of shapes, at least up to a limit."""
     total, ids = 0, Intervals(kinds)
     for length in range(1, len(kinds) + 1):
-        total += length * len(ids.distinct(length))
+        total += (length * slots + each) * len(ids.distinct(length))
         if total > limit:
             break
     return total
@@ -151,14 +181,14 @@ def _divisor(blocks: Blocks) -> int:
     return math.gcd(*map(int, _sizes(blocks))) or 1
 
 
-def _unit(blocks: Blocks, most: int) -> tuple[float, int]:
-    """Bytes of a slot and their number: those between SLOTS / 2 and SLOTS that round best."""
+def _unit(blocks: Blocks, most: int, slots: int = SLOTS, exact_slots: int = EXACT_SLOTS) -> tuple[float, int]:
+    """Bytes of a slot and their number: those between half of ``slots`` and ``slots`` that round best."""
     divisor = _divisor(blocks)
-    if most <= divisor * EXACT_SLOTS:
+    if most <= divisor * exact_slots:
         return divisor, most // divisor + 1
     sizes = _sizes(blocks)
     sizes = sizes[sizes <= most]
-    coarsest = 2 * most / SLOTS
+    coarsest = 2 * most / slots
     large = sizes[sizes >= coarsest / 2]
     common = np.unique(large, return_counts=True)
     wholes = common[0][np.argsort(-common[1], kind="stable")[:8]]

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from fxremat.graph import JointGraph
 from fxremat.planners.base import Problem, Solution
 from fxremat.planners.cuts import ForwardLives, crossing, forward_lives, narrow_places
+from fxremat.schedule import Schedule, expand
 
 CUTS_PER_PART = (1, 2, 3)
 
@@ -26,6 +27,14 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     """The plans of 1, 2 and 3 cuts per part, for few narrow candidates and for many, least peak first."""
     found = [solution for cuts in CUTS_PER_PART for solution in with_cuts(problem, cuts)]
     return tuple(sorted(found, key=lambda solution: (solution.peak_bytes, solution.seconds)))
+
+
+def deepest(problem: Problem) -> Schedule:
+    """The schedule of one cut per part between the narrowest candidates, not measured."""
+    lives = forward_lives(problem.graph)
+    places = next(iter(narrow_places(lives)), [])
+    counts = mirror_counts(problem.graph, lives, split(problem.graph, places, 1))
+    return expand(problem.graph, counts)
 
 
 def with_cuts(problem: Problem, cuts_per_part: int) -> tuple[Solution, ...]:

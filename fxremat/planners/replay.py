@@ -10,6 +10,14 @@ from fxremat.planners.condensed import Condensed
 from fxremat.planners.lives import live_bytes, lives
 
 
+def followed(condensed: Condensed, schedule: Iterable[str]) -> tuple[int, ...]:
+    """The plan that a schedule stands for: its operators in its order, free nodes left out."""
+    place = {operator.members[0]: index for index, operator in enumerate(condensed.operators)}
+    nodes = map(condensed.graph.index.__getitem__, schedule)
+    plan = obedient(condensed, [place[node] for node in nodes if node in place])
+    return tuple(without_unread(condensed, plan))
+
+
 def obedient(condensed: Condensed, plan: Iterable[int]) -> list[int]:
     """The plan without runs that are too many, and with those that must be repeated in the backward."""
     operators, must_repeat = condensed.operators, condensed.must_repeat

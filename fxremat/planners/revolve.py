@@ -22,8 +22,8 @@ MAX_STEPS = 500_000  # of all plans together, shortest first; bounds the planner
 CHECKPOINTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def plan(problem: Problem) -> tuple[Solution, ...]:
-    """The plans of several numbers of checkpoints, least peak first."""
+def plan(problem: Problem, max_steps: int = MAX_STEPS) -> tuple[Solution, ...]:
+    """The plans of several numbers of checkpoints, least peak first; of all together so many steps."""
     found: dict[Schedule, None] = {}
     for places in narrow_places(forward_lives(problem.graph)):
         for checkpoints in CHECKPOINTS:
@@ -34,7 +34,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     steps = 0
     for each in sorted(obedient, key=len):
         steps += len(each)
-        if steps > MAX_STEPS:
+        if steps > max_steps:
             break
         solutions.append(problem.evaluate(each, "revolve"))
     return tuple(sorted(solutions, key=lambda solution: (solution.peak_bytes, solution.seconds)))

@@ -18,6 +18,9 @@ all are equal. Left out: plans that drop a held value before its backward, or ch
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,6 +34,8 @@ from fxremat.planners.shapes import Option
 Bytes = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
 Choices = npt.NDArray[np.int16]
+
+MAX_RUNS, MAX_RUNS_EACH = 20_000, 8  # longer plans are left out; of all operators, or on average of each
 
 
 class Plan(NamedTuple):
@@ -186,19 +191,22 @@ class Table:
 
     # -- plans
 
-    def _steps(self) -> list[int]:
-        """The sizes at which a faster plan begins."""
+    @functools.cached_property
+    def steps(self) -> list[int]:
+        """The sizes at which a faster plan begins, but for the least ones if their plans are too long."""
         seconds = self.table[self.ids[0, -1]]
         least = int(np.isinf(seconds).sum())
-        return [
+        steps = [
             size
             for size in range(least, self.slots + 1)
             if size == least or seconds[size] < seconds[size - 1]
         ]
+        longest = max(MAX_RUNS, MAX_RUNS_EACH * len(self.blocks.condensed.operators))
+        return list(itertools.dropwhile(lambda size: len(self._operators(size, longest)) > longest, steps))
 
     def curve(self) -> list[tuple[float, float, int]]:
         """Bytes, seconds and size of all plans: as the table has them, bytes corrected by the two ends'."""
-        steps = self._steps()
+        steps = self.steps
         if not steps:
             return []
         always = self.blocks.base_bytes + int(self.grown[-1])
@@ -213,7 +221,7 @@ class Table:
 
     def fitting(self, budget: int) -> list[Plan]:
         """The fastest plan that fits a budget; the sizes are tried by bisection."""
-        steps = self._steps()
+        steps = self.steps
         low, high = 0, len(steps)
         found: list[Plan] = []
         while low < high:
@@ -236,11 +244,11 @@ class Table:
             )
         return self.made[memory]
 
-    def _operators(self, memory: int) -> list[int]:
-        """The operators of the plan for a memory size."""
+    def _operators(self, memory: int, longest: float = math.inf) -> list[int]:
+        """The operators of the plan for a memory size; if they are more than ``longest``, the first ones."""
         order: list[int] = []
         todo: list[tuple[int, int, int, Option | None]] = [(0, self.count - 1, memory, None)]
-        while todo:
+        while todo and len(order) <= longest:
             s, t, size, option = todo.pop()
             if option is not None:
                 order += self.blocks.operators(s, option.backward)
