@@ -184,12 +184,10 @@ class _Inductor:
             for step in range(boundary, len(nodes))
         ]
         numbers = segments(steps)
-        again = [mirrors[step] and self._is_external(step) for step in range(boundary, len(nodes))]
+        kernels = (self.loops[step].kind is Kind.KERNEL for step in range(boundary, len(nodes)))
+        again = [mirror and kernel for mirror, kernel in zip(mirrors[boundary:], kernels, strict=True)]
         waits = frozenset(boundary + step for step in waiting(steps, numbers))
         return [-1] * boundary + numbers, [-1] * boundary + stretches(numbers, again), waits
-
-    def _is_external(self, step: int) -> bool:
-        return self.loops[self.binding.nodes[step]].kind is Kind.KERNEL
 
     def _crosses(self, step: int) -> bool:
         boundary, readers = self.binding.boundary, self.readers[step]
