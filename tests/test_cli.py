@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,17 @@ def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """The version is the package's."""
     assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fxremat {fxremat.__version__}\n"
+
+
+def test_the_module_is_the_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``python -m fxremat`` does what the script does."""
+    monkeypatch.setattr(sys, "argv", ["fxremat", "--version"])
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_module("fxremat", run_name="__main__")
+    assert exited.value.code == 0
     assert capsys.readouterr().out == f"fxremat {fxremat.__version__}\n"
 
 

@@ -85,6 +85,7 @@ LAYERS = (
     "paper.command",
     "paper",
     "cli",
+    "__main__",
 )
 DOORS = ("_torch", "_compilers")
 MAX_LINES = 400

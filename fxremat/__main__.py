@@ -1,0 +1,8 @@
+"""``python -m fxremat``: the command line."""
+
+import sys
+
+from fxremat.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
