@@ -26,10 +26,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from fxremat.canonical import Phase
 from fxremat.errors import InvalidOptionError
+from fxremat.ops import Kind
 from fxremat.planners import drop_cheap, exact, keep_all, min_cut, persistent, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution, collector_paused, progress
-from fxremat.planners.condensed import Condensed, condense, never_materialised
+from fxremat.planners.condensed import Condensed, condense
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
 from fxremat.planners.replay import followed
@@ -127,11 +129,20 @@ def pareto(solutions: Iterable[Solution]) -> list[Solution]:
 
 
 def _inlined(problem: Problem, default: Solution) -> frozenset[int]:
-    """The nodes that get no buffer in the default plan, as a compiler lowers it."""
-    if problem.fusion != "inductor" or not problem.graph.fx_nodes:
+    """The pointwise nodes that get no buffer at any step of the default plan, as a compiler lowers it."""
+    graph = problem.graph
+    if problem.fusion != "inductor" or not graph.fx_nodes:
         return frozenset()
     binding, lowering = problem.lowered(default)
-    return never_materialised(problem.graph, binding.nodes, lowering.materialised)
+    steps = zip(binding.nodes, lowering.materialised, strict=True)
+    stored = {node for node, is_stored in steps if is_stored}
+    return frozenset(
+        node
+        for node in binding.nodes
+        if node not in stored
+        and graph.loops[node].kind is Kind.POINTWISE
+        and graph.nodes[node].phase is not Phase.INPUT
+    )
 
 
 class _Found(NamedTuple):

@@ -337,7 +337,7 @@ class _Condenser:
             self._overwrites(group[0], tuple(read)),
             nodes[0].phase is Phase.FORWARD,
             1 if is_kept or is_late else min(limits, default=UNLIMITED),
-            self._is_loop(group[0]),
+            self.joins_calls and self._is_loop(group[0]),
             not any(node.ordered for node in nodes),
             any(node.at_least > 0 for node in nodes) and not is_kept,
             {"save": 1e6, "recompute": 1e-6}.get(nodes[0].wish, 1.0),
@@ -349,8 +349,8 @@ class _Condenser:
         if self.fusion == "none" or len(graph.nodes[node].creates) != 1 or not graph.is_plain[node]:
             return ()
         if self.fusion == "inductor":
-            is_loop = graph.loops[node].kind in LOOPS
-            return tuple(each for each in read if is_loop and self.bytes[each] == graph.node_bytes(node))
+            size = graph.node_bytes(node) if self._is_loop(node) else None
+            return tuple(each for each in read if self.bytes[each] == size)
         found = []
         for position in graph.writable_operands[node]:
             operand = graph.nodes[graph.nodes[node].operands[position]]
@@ -360,7 +360,7 @@ class _Condenser:
         return tuple(found)
 
     def _is_loop(self, node: int) -> bool:
-        return self.joins_calls and self.graph.loops[node].kind in LOOPS
+        return self.graph.loops[node].kind in LOOPS
 
     def _inlined_seconds(self, inlined: Sequence[int]) -> float:
         """What inlined nodes add to their reader: arithmetic, and reads of what they read."""
@@ -379,23 +379,3 @@ class _Condenser:
                 found.add(node)
                 stack.extend(self.graph.nodes[node].operands)
         return tuple(sorted(found))
-
-
-def never_materialised(
-    graph: JointGraph, nodes: Sequence[int], materialised: Sequence[bool]
-) -> frozenset[int]:
-    """The pointwise nodes of a lowered schedule that get a buffer at none of its steps.
-
-    Args:
-        graph: The graph.
-        nodes: For each step, the node.
-        materialised: For each step, whether its value gets a buffer.
-    """
-    stored = {node for node, is_stored in zip(nodes, materialised, strict=True) if is_stored}
-    return frozenset(
-        node
-        for node in nodes
-        if node not in stored
-        and graph.loops[node].kind is Kind.POINTWISE
-        and graph.nodes[node].phase is not Phase.INPUT
-    )
