@@ -10,7 +10,7 @@ for each of a row of budgets between the least that a plan can be found for and 
 4. ``retain`` uses up what room is left by dropping recomputations.
 
 The best of each budget is measured exactly. The frontier of all measured points does not depend on any
-budget, hence a smaller budget never gives a higher peak. The plans of the other planners are starts too, and
+budget, hence a smaller budget never gives a higher peak. The plans of the simpler planners are starts too, and
 are measured besides, if the graph is not large; of a large one only the plan of ``recursive`` with the least
 memory. Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the
 same graph gives the same plan everywhere.
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from fxremat.canonical import Phase
 from fxremat.errors import InvalidOptionError
 from fxremat.ops import Kind
-from fxremat.planners import drop_cheap, exact, keep_all, min_cut, persistent, recursive, revolve, sublinear
+from fxremat.planners import drop_cheap, exact, keep_all, min_cut, persistent, recursive, sublinear
 from fxremat.planners.base import Problem, Solution, collector_paused, progress
 from fxremat.planners.condensed import Condensed, condense
 from fxremat.planners.evict import evict
@@ -46,7 +46,6 @@ MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many 
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for plans besides those for budgets
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
-REVOLVE_RUNS = 64  # steps of all plans of ``revolve`` that are tried, on average of each node
 DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
 PLAIN = 2  # attempts without noise
 NOISE = 0.3  # standard deviation of the logarithm of the other prices
@@ -81,10 +80,9 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
 
 
 def _recipes(problem: Problem) -> tuple[Solution, ...]:
-    """The plans of all planners that follow a recipe, those of ``revolve`` as far as they are short."""
-    steps = REVOLVE_RUNS * len(problem.graph.nodes)
-    planned = (each.plan(problem) for each in (keep_all, drop_cheap, min_cut, sublinear, recursive))
-    return tuple(itertools.chain(*planned, revolve.plan(problem, steps)))
+    """The plans of the planners that follow a recipe, but for ``revolve``'s, which are many and long."""
+    recipes = (keep_all, drop_cheap, min_cut, sublinear, recursive)
+    return tuple(itertools.chain.from_iterable(each.plan(problem) for each in recipes))
 
 
 def baseline_plan(problem: Problem) -> Solution:
