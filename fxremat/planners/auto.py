@@ -10,10 +10,10 @@ for each of a row of budgets between the least that a plan can be found for and 
 4. ``retain`` uses up what room is left by dropping recomputations.
 
 The best of each budget is measured exactly. The frontier of all measured points does not depend on any
-budget, hence a smaller budget never gives a higher peak. The plans of the simpler planners are starts too, and
-are measured besides, if the graph is not large; of a large one only the plan of ``recursive`` with the least
-memory. Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the
-same graph gives the same plan everywhere.
+budget, hence a smaller budget never gives a higher peak. The plans of the simpler planners are starts too,
+and are measured besides, if the graph is not large; of a large one only the plan of ``recursive`` with the
+least memory. Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds,
+so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
