@@ -7,7 +7,8 @@ that run inside, and every planner obeys, at every budget:
     with fxremat.region(mirror=2):         # dropped, and computed again up to twice: Algorithm 2's m(v)
     with fxremat.region(recompute=True):   # dropped, and computed again as often as the planner likes
 
-The tags of ``torch.utils.checkpoint`` mean the same: MUST_SAVE and MUST_RECOMPUTE are orders, PREFER_SAVE and
+An order to compute again declares the custom operators that it stands for to be pure; of no other operator it
+overrules why it is kept. The tags of ``torch.utils.checkpoint`` mean the same: MUST_SAVE and MUST_RECOMPUTE are orders, PREFER_SAVE and
 PREFER_RECOMPUTE are wishes, which hold where a budget leaves the choice.
 """
 
