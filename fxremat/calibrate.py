@@ -34,9 +34,9 @@ _refused: dict[torch.device, dict[str, float | None]] = {}
 # Read a workspace whose content, and on a CPU whose size, only their forward knows: on an example they crash.
 _TRUSTING = frozenset(
     {
-        torch.ops.aten._cudnn_rnn_backward,
-        torch.ops.aten.miopen_rnn_backward,
-        torch.ops.aten.mkldnn_rnn_layer_backward,
+        ops.aten._cudnn_rnn_backward,
+        ops.aten.miopen_rnn_backward,
+        ops.aten.mkldnn_rnn_layer_backward,
     }
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -232,7 +233,8 @@ def test_a_part_that_is_compiled_inside_of_a_whole_follows_the_whole() -> None:
     (report,) = reports_of(lambda: compiled(subject, budget="min")(square()).sum().backward())
     module(square()).sum().backward()
     assert report.budget == "min"
-    assert [p.grad is not None for p in subject.parameters()] == [True] * 6
+    for found, expected in zip(subject.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=0)
 
 
 def test_fullgraph_refuses_what_would_be_several_budgets() -> None:
@@ -360,6 +362,26 @@ def test_the_gradients_of_double_numbers_are_those_of_differences() -> None:
     assert torch.autograd.gradcheck(torch.compile(body, backend="fxremat", options=OPTIONS), inputs)
 
 
+def test_anomalies_are_detected_and_algorithms_deterministic() -> None:
+    """Two debugging modes of torch's that change what runs."""
+    body = lambda p, x: (x @ p.weight).tanh().exp()[torch.tensor([0, 0, 1])].sin()  # noqa: E731
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.autograd.set_detect_anomaly(True):
+            assert_trains_alike(program(body), [square()], planner=everything(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_nested_tensors_train_alike() -> None:
+    """Batches of rows of different lengths, which AOTAutograd takes apart."""
+    module, subject = twins()
+    rows = torch.nested.nested_tensor([square()[:2], square()[:3]], layout=torch.jagged)
+    for each in (module, compiled(subject, planner=everything(1))):
+        each(rows).values().sum().backward()
+    assert_same_gradients(subject, module)
+
+
 def test_recurrent_layers_need_dynamos_leave() -> None:
     """A model with an LSTM is not compiled at all unless Dynamo may; then it trains alike."""
     torch.manual_seed(0)
@@ -415,6 +437,24 @@ def test_grouped_queries_train_alike() -> None:
         return functional.scaled_dot_product_attention(y.view(1, 4, 2, 2), k, k.sin(), enable_gqa=True).exp()
 
     assert_trains_alike(program(body), [square()], planner=everything(1))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_flexible_attention_is_kept(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds graphs of its own, so that it runs once; torch lets it train on a CPU only if unasked."""
+    flexible = importlib.import_module("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(flexible, "_validate_device", lambda *tensors: None)
+    causal = flexible.create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 4, 4, device="cpu", BLOCK_SIZE=4)
+
+    def body(p: Program, x: Tensor) -> Tensor:
+        q, k, v = ((x @ p.weight).tanh()[None, None] * scale for scale in (1, 2, 3))
+        if masked:
+            return flexible.flex_attention(q, k, v, block_mask=causal).exp().sin()
+        return flexible.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + p.state[i]).exp().sin()
+
+    (report,) = assert_trains_alike(program(body), [square()], reference="aot_eager", planner=everything(1))
+    (value,) = (each for each in report.values if each.operator == "flex_attention")
+    assert (value.recomputed, value.reason) == (0, "it is a higher-order operator")
 
 
 # --- Hooks ----------------------------------------------------------------------------------------------
@@ -512,6 +552,21 @@ def test_without_dynamos_buckets_a_model_in_ddp_has_one_budget(group: None) -> N
     module(x).sum().backward()
     assert report.budget == "min"
     assert_same_gradients(subject, module)
+
+
+def test_blocks_of_a_sharded_model_train_alike(group: None) -> None:
+    """Each block is compiled and then sharded: gathering its parameters stays outside of the graphs."""
+    from torch.distributed.fsdp import fully_shard
+
+    module, subject = twins()
+    for layer in subject.layers:
+        layer.compile(backend="fxremat", options=OPTIONS)
+        fully_shard(layer)
+    fully_shard(subject)
+    assert reports_of(lambda: subject(square()).sum().backward())
+    module(square()).sum().backward()
+    for found, expected in zip(subject.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(found.grad.full_tensor(), expected.grad, rtol=0, atol=0)
 
 
 # --- Custom operators and kernels -----------------------------------------------------------------------
