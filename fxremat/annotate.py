@@ -7,8 +7,9 @@ that run inside, and every planner obeys, at every budget:
     with fxremat.region(mirror=2):         # dropped, and computed again up to twice: Algorithm 2's m(v)
     with fxremat.region(recompute=True):   # dropped, and computed again as often as the planner likes
 
-The tags of ``torch.utils.checkpoint`` mean the same: MUST_SAVE and MUST_RECOMPUTE are orders, PREFER_SAVE and
-PREFER_RECOMPUTE are wishes, which hold where a budget leaves the choice.
+An order to compute again declares the custom operators that it stands for to be pure; of no other operator it
+overrules why it is kept. The tags of ``torch.utils.checkpoint`` mean the same: MUST_SAVE and MUST_RECOMPUTE
+are orders, PREFER_SAVE and PREFER_RECOMPUTE are wishes, which hold where a budget leaves the choice.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def region(
     Args:
         keep: The values inside are never computed again.
         mirror: The mirror count of the values inside; 0 is ``keep``. Copies that nobody reads do not run.
-        recompute: The values inside are dropped and computed again, as often as the planner likes.
+        recompute: The values inside are dropped and computed again, as often as the planner likes. Like a
+            mirror count above 0 this says of a custom operator that it may run again: it gives the same, and
+            has no effect.
 
     Raises:
         InvalidOptionError: Not exactly one of the three is given, or a negative or no whole number.

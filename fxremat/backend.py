@@ -47,8 +47,8 @@ def fxremat_backend(
         module: The graph.
         inputs: Example inputs.
         mode: As for Inductor.
-        options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace`` and any of
-            Inductor's.
+        options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``, ``mode`` (which
+            ``torch.compile`` does not take beside options) and any of Inductor's.
 
     Raises:
         InvalidOptionError: An option or its value is unknown.

@@ -5,7 +5,7 @@ while it runs (a convolution's reordered operands, a dropout's random numbers), 
 is run alone on example operands of the traced sizes, once per target, sizes, dtypes, strides and other
 arguments: its scratch in each process, its seconds once for all processes, for they are kept in the device's
 ledger. Random states are restored. Operators with effects, of unknown purity, on devices that are not there,
-or that refuse the examples have no scratch that is known: 0, and no seconds.
+that refuse the examples, or that would trust them blindly, have no scratch that is known: 0, and no seconds.
 """
 
 from __future__ import annotations
@@ -30,6 +30,15 @@ _scratch_bytes: dict[bool, dict[str, int]] = {}
 
 # Operators that could not be timed in this process; another may have the memory for them.
 _refused: dict[torch.device, dict[str, float | None]] = {}
+
+# Read a workspace whose content, and on a CPU whose size, only their forward knows: on an example they crash.
+_TRUSTING = frozenset(
+    {
+        ops.aten._cudnn_rnn_backward,
+        ops.aten.miopen_rnn_backward,
+        ops.aten.mkldnn_rnn_layer_backward,
+    }
+)
 
 SECONDS_DIGITS = 3
 NEGLIGIBLE = 1 / 1000  # of the traffic of a graph's largest operator: smaller ones are not run for scratch
@@ -149,6 +158,8 @@ def _runnable(graph: JointGraph) -> Iterable[fx.Node]:
         return
     for index, node in enumerate(graph.fx_nodes):
         if index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW or _torch.is_symbolic(node):
+            continue
+        if ops.packet(node) in _TRUSTING:
             continue
         is_harmless = ops.is_random(node) or ops.keep_reason(node) is None
         if is_harmless and all(map(is_present, _devices(node))):

@@ -101,7 +101,7 @@ def _keep_reason(node: fx.Node, reads_mutated: bool, order: Order) -> str | None
         return "it is an update of running statistics"
     if any(None in map(_torch.hint, tensor.shape) for tensor in ops.tensors(node.meta.get("val"))):
         return "its size is not known"
-    return ops.keep_reason(node)
+    return ops.keep_reason(node, is_declared_pure=order.at_least > 0)
 
 
 def _is_statistics_update(node: fx.Node) -> bool:
@@ -134,12 +134,15 @@ def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[
 
 
 class _Storages:
-    """Gives each node its storages; ``slots`` holds those of each output of an operator with several."""
+    """Gives each node its storages; ``slots`` holds those of each output of an operator with several.
+
+    Outputs are a tuple, or a mapping by name where the operator is a kernel of the user's.
+    """
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.views: dict[fx.Node, tuple[int, ...]] = {}
-        self.slots: dict[fx.Node, list[tuple[int, ...]]] = {}
+        self.slots: dict[fx.Node, dict[object, tuple[int, ...]]] = {}
 
     def add(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], fx.Node | None]:
         """Returns what the node creates, what its value views, and the operand it shares with."""
@@ -156,9 +159,10 @@ class _Storages:
 
     def _create(self, node: fx.Node) -> tuple[int, ...]:
         value = node.meta.get("val")
-        outputs = value if isinstance(value, (list, tuple)) else [value]
-        self.slots[node] = [self._allocate(output) for output in outputs]
-        created = tuple(storage for slot in self.slots[node] for storage in slot)
+        several = value if isinstance(value, (list, tuple)) else [value]
+        outputs = value if isinstance(value, dict) else dict(enumerate(several))
+        self.slots[node] = {key: self._allocate(output) for key, output in outputs.items()}
+        created = tuple(storage for slot in self.slots[node].values() for storage in slot)
         self.views[node] = created
         return created
 
@@ -168,7 +172,4 @@ class _Storages:
         return tuple(range(len(self.sizes) - len(sizes), len(self.sizes)))
 
     def _picked(self, node: fx.Node, source: fx.Node) -> tuple[int, ...]:
-        slots, position = self.slots.get(source), node.args[1]
-        if slots is None or not isinstance(position, int) or position >= len(slots):
-            return self.views[source]
-        return slots[position]
+        return self.slots.get(source, {}).get(node.args[1], self.views[source])

@@ -282,8 +282,14 @@ def has_effect(node: fx.Node) -> bool:
     return _torch.is_effectful(node.target) or is_collective(node) or node.is_impure(impure_random=False)
 
 
-def keep_reason(node: fx.Node) -> str | None:
-    """Why the node may not be computed a second time; None if it may."""
+def keep_reason(node: fx.Node, is_declared_pure: bool = False) -> str | None:
+    """Why the node may not be computed a second time; None if it may.
+
+    Args:
+        node: The node.
+        is_declared_pure: Whether its user says that a second run gives the same and does nothing else, which
+            is believed of a custom operator whose schema and tags do not say otherwise.
+    """
     if node.op != "call_function":
         return "it is an input"
     if _torch.is_symbolic(node):
@@ -300,7 +306,7 @@ def keep_reason(node: fx.Node) -> str | None:
         return "it is a call of which nothing is known"
     if node.target._schema.is_mutable:
         return "it writes to an operand"
-    if node.target.namespace not in PURE_NAMESPACES:
+    if node.target.namespace not in PURE_NAMESPACES and not is_declared_pure:
         return "it is a custom operator, not known to be pure"
     if torch.Tag.data_dependent_output in node.target.tags:
         return "its value becomes a number of the program"
@@ -330,8 +336,8 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
     """The tensors of a node's value: itself, or those of its outputs."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors(item)
 
 

@@ -70,10 +70,13 @@ class Options:
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
         """Check the ``options`` and ``mode`` of a ``torch.compile`` call.
 
+        ``torch.compile`` refuses a ``mode`` beside ``options``, so that it may stand among them too.
+
         Raises:
             InvalidOptionError: A name is unknown, or a value is not one that its option takes.
         """
         given = dict(options or {})
+        mode = given.pop("mode", mode)
         own = {name: given.pop(name) for name in OWN if name in given}
         inductor = {**_mode_options(mode), **{name.replace("-", "_"): value for name, value in given.items()}}
         parsed = cls(**own, inductor=inductor)
@@ -96,7 +99,7 @@ class Options:
         known = set(_compilers.inductor_option_names())
         for name in self.inductor:
             if name not in known:
-                raise InvalidOptionError.unknown(name, (*OWN, *known))
+                raise InvalidOptionError.unknown(name, (*OWN, "mode", *known))
 
 
 OWN = ("budget", "planner", "compiler", "cost", "on_error", "inplace", "time_limit_seconds")

@@ -92,7 +92,7 @@ def saved_values(graph: JointGraph) -> list[int]:
         is_read = any(user >= graph.boundary for user in graph.users[index]) or index in gradients
         if not is_read or _torch.is_tangent(graph.fx_nodes[index]) or graph.fx_nodes[index].op == "get_attr":
             continue
-        if isinstance(graph.fx_nodes[index].meta.get("val"), (tuple, list)):
+        if isinstance(graph.fx_nodes[index].meta.get("val"), (tuple, list, dict)):
             raise GraphError(
                 node.name, "the backward reads an operator's tuple of the forward", graph.source(node.name)
             )
