@@ -45,7 +45,9 @@ def training_step(subject: Any, inputs: tuple[Tensor, ...], seed: int = 1) -> di
     return {"loss": loss.clone(), **{name: each.clone() for name, each in gradients.items()}}
 
 
-def measured(module: nn.Module, subject: Callable[..., Tensor], inputs: tuple[Tensor, ...], device: str) -> int:
+def measured(
+    module: nn.Module, subject: Callable[..., Tensor], inputs: tuple[Tensor, ...], device: str
+) -> int:
     """The measured peak of a step of what is compiled and has run before."""
     module.zero_grad(set_to_none=True)
     peak = measure_peak(lambda: models.train_step(subject, inputs), device=device).peak_bytes

@@ -108,7 +108,9 @@ def merged(parts: Iterable[Results]) -> Results:
     for name in ("device", "scale", "torch"):
         values = list(dict.fromkeys(part.header[name] for part in parts))
         if len(values) > 1:
-            raise ValueError(f"these results can't be stored together: {name} is {' and '.join(map(str, values))}")
+            raise ValueError(
+                f"these results can't be stored together: {name} is {' and '.join(map(str, values))}"
+            )
     header = {**parts[0].header, "command": "; ".join(str(part.header["command"]) for part in parts)}
     return Results(header, {name: own for part in parts for name, own in part.figures.items()})
 
@@ -194,11 +196,15 @@ def main(words: list[str] | None = None) -> int:
         arguments.write.write_text(text, encoding="utf-8")
     path = stored_at(arguments.folder, new.header)
     if not path.exists():
-        print(f"Nothing is stored for this device ({path.name}): nothing to compare {len(new.figures)} programs with.")
+        print(
+            f"Nothing is stored for this device ({path.name}): nothing to compare {len(new.figures)} programs with."
+        )
         return 0
     stored = read(path)
     found = changes(stored, new)
-    print(f"{len(stored.figures)} programs stored on {stored.header['date']}, torch {stored.header['torch']};")
+    print(
+        f"{len(stored.figures)} programs stored on {stored.header['date']}, torch {stored.header['torch']};"
+    )
     print(f"{len(new.figures)} measured on {new.header['date']}, torch {new.header['torch']}.")
     print(f"\n{format_changes(found)}" if found else "All as stored.")
     return int(any(each.is_regression for each in found))

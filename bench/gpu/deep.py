@@ -164,7 +164,9 @@ def answer(name: str, scale: str, device: str, compiler: str, rounds: int) -> Fi
     before = _without(found[0], least, question)
     held = least.figures.get("held_bytes", 0) if question.counts_held else 0
     if before:
-        budget = max(1, int(before / question.factor) - held)  # of 1 byte: refused, with the least that would do
+        budget = max(
+            1, int(before / question.factor) - held
+        )  # of 1 byte: refused, with the least that would do
         asked = make(f"{name}, fxremat, 1/{question.factor:g}", {"budget": budget, "compiler": compiler})
         attempt(asked, device)
         found.append(asked)
@@ -252,9 +254,7 @@ def largest_batches(name: str, scale: str, device: str, compiler: str, memory_by
     memory = memory_bytes or _memory(build, device)
     found: Figures = {}
     for way, options in (("eager", None), ("fxremat", {"compiler": compiler})):
-        does_fit = functools.partial(
-            largest.fits, build, memory_bytes=memory, device=device, options=options
-        )
+        does_fit = functools.partial(largest.fits, build, memory_bytes=memory, device=device, options=options)
         batch = largest.largest(does_fit)
         found[f"{name}, largest batch, {way}"] = {"largest_batch": batch, "memory_bytes": memory}
     return found
@@ -327,7 +327,11 @@ def _header(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def format_figures(header: Mapping[str, Any], figures: Figures) -> str:
     """Two tables, bytes in MiB, under a line that says where and how large."""
-    size = "at the paper's sizes" if header["scale"] == "gpu" else "at REDUCED size, which only shows that it works"
+    size = (
+        "at the paper's sizes"
+        if header["scale"] == "gpu"
+        else "at REDUCED size, which only shows that it works"
+    )
     lines = [f"{header['device']}, torch {header['torch']}, {size}"]
     steps = [(name, own) for name, own in figures.items() if "largest_batch" not in own]
     batches = [(name, own) for name, own in figures.items() if "largest_batch" in own]
