@@ -12,8 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench" / "gpu"))
 
-import baseline  # noqa: E402
-import deep  # noqa: E402
+import baseline
+import deep
 
 MIB = 1 << 20
 

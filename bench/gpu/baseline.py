@@ -1,14 +1,15 @@
 """Has anything come to take more memory? New results against those that are stored for the device.
 
-    python bench/gpu/baseline.py steps.json deep.json                    compare with bench/results/gpu-DEVICE.json
-    python bench/gpu/baseline.py steps.json deep.json --write FILE.json  and write what could be stored there
+    python bench/gpu/baseline.py steps.json deep.json                    compare
+    python bench/gpu/baseline.py steps.json deep.json --write FILE.json  and write what could be stored
 
-The inputs are what ``pytest bench/gpu --benchmark-json`` and ``deep.py --json`` write; all must be of one device
-and one scale. A *figure* is memory or time of one program. Memory that is more than 2 % worse than the stored
-(a peak that is higher, a largest batch that is smaller) is a *regression*, and so is a program that is stored and was
-not measured, since nobody knows what it takes. Times are shown where they changed by more than 5 %, and fail
-nothing: they depend on what else the machine does. The exit status is 1 if there is a regression, also
-where there is no such stored figure as the new one: 0, and it is said.
+What is stored is in bench/results/gpu-DEVICE.json. The inputs are what ``pytest bench/gpu --benchmark-json``
+and ``deep.py --json`` write; all must be of one device, one scale and one version of torch. A *figure* is
+memory or time of one program. Memory that is more than 2 % worse than the stored (a peak that is higher, a
+largest batch that is smaller) is a *regression*, and so is a program that is stored and was not measured,
+since nobody knows what it takes. Times are shown where they changed by more than 5 %, and fail nothing: they
+depend on what else the machine does. The exit status is 1 if there is a regression; where nothing is stored
+for the device it is 0, and that is said.
 """
 
 from __future__ import annotations
@@ -196,9 +197,7 @@ def main(words: list[str] | None = None) -> int:
         arguments.write.write_text(text, encoding="utf-8")
     path = stored_at(arguments.folder, new.header)
     if not path.exists():
-        print(
-            f"Nothing is stored for this device ({path.name}): nothing to compare {len(new.figures)} programs with."
-        )
+        print(f"Nothing is stored for this device ({path.name}) to compare {len(new.figures)} programs with.")
         return 0
     stored = read(path)
     found = changes(stored, new)

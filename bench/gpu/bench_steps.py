@@ -2,10 +2,10 @@
 
     pytest bench/gpu --benchmark-json steps.json
 
-On a GPU the networks have the sizes of the scale ``gpu``; without one they are small, what needs Inductor is left
-to ``-m slow``, and the figures only show that it works: ``scale`` says so in each benchmark's extra
-info, and in its name. Beside fxremat stand eager, eager and compiled checkpoint, Inductor and torch's activation memory
-budgets. Each system's loss and gradients are checked against eager's before it is timed
+On a GPU the networks have the sizes of the scale ``gpu``. Without one they are small, what needs Inductor is
+left to ``-m slow``, and the figures only show that it works: ``scale`` says so in each benchmark's extra info,
+and in its name. Beside fxremat stand eager, Inductor, checkpoint and selective checkpoint in both, and torch's
+activation memory budgets. Each system's loss and gradients are checked against eager's before it is timed
 (bench/frontier/README.md says how); compiling is no part of the time.
 """
 
@@ -24,9 +24,8 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-BENCH = pathlib.Path(__file__).parents[1]
-for folder in (BENCH, BENCH / "frontier"):
-    sys.path.insert(0, str(folder))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "frontier"))
 
 import peers
 import wrapping

@@ -24,7 +24,7 @@ FINENESS = 32  # the search ends when the answer is known to one part in so many
 
 
 def largest(fits: Callable[[int], bool], first: int = 1, most: int = 1 << 16) -> int:
-    """The largest batch that fits, or one that is smaller by less than a part in ``FINENESS``; 0 if none does.
+    """The largest batch that fits, or one smaller by less than a part in ``FINENESS``; 0 if none does.
 
     >>> largest(lambda batch: batch <= 21)
     21

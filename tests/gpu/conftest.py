@@ -1,4 +1,4 @@
-"""The device of the tests in this folder: a GPU, and at reduced size the CPU, so that no test waits for a GPU."""
+"""The device of the tests in this folder: a GPU, and at reduced size the CPU: no test waits for a GPU."""
 
 from __future__ import annotations
 

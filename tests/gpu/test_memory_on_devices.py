@@ -18,7 +18,7 @@ from fxremat.pipeline import INDUCTOR_MARGIN
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "gpu"))
 
-import largest  # noqa: E402
+import largest
 
 EXACT = 0.01  # how far a prediction may be off without Inductor; with it, as far as the budget leaves free
 

@@ -1,4 +1,4 @@
-"""On each device gradients are those without fxremat: eager and Inductor, half precision, dropout, CUDA graphs."""
+"""On each device gradients are those without fxremat: half precision, dropout and CUDA graphs included."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_gradients_are_those_of_inductor(device: str) -> None:
 
 @pytest.mark.inductor
 def test_cuda_graphs_replay_the_plan(device: str) -> None:
-    """Under ``mode="reduce-overhead"`` the third step, which is replayed on a GPU, gives the gradients too."""
+    """Under ``mode="reduce-overhead"`` the third step, a replay on a GPU, gives the same gradients."""
     module, inputs = built("tanh_mlp", device)
     expected = training_step(copy.deepcopy(module), inputs)
     subject = compiled(module, budget=0.6, mode="reduce-overhead")
