@@ -3,10 +3,10 @@
     pytest bench/gpu --benchmark-json steps.json
 
 On a GPU the networks have the sizes of the scale ``gpu``. Without one they are small, what needs Inductor is
-left to ``-m slow``, and the figures only show that it works: ``scale`` says so in each benchmark's extra info,
-and in its name. Beside fxremat stand eager, Inductor, checkpoint and selective checkpoint in both, and torch's
-activation memory budgets. Each system's loss and gradients are checked against eager's before it is timed
-(bench/frontier/README.md says how); compiling is no part of the time.
+left to ``-m slow``, and the figures only show that it works: ``scale`` says so in each benchmark's extra
+info, and in its name. Beside fxremat stand eager, Inductor, checkpoint and selective checkpoint in both, and
+torch's activation memory budgets. Each system's loss and gradients are checked against eager's before it is
+timed (bench/frontier/README.md says how); compiling is no part of the time.
 """
 
 from __future__ import annotations

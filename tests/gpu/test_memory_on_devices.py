@@ -75,7 +75,7 @@ def test_a_budget_that_is_too_small_is_refused(device: str) -> None:
 
 
 def test_a_larger_batch_fits(device: str) -> None:
-    """Within what eight rows of it take in eager, fxremat trains more than twice as many."""
+    """Within what a batch takes in eager, fxremat trains one of twice the size, not of any size."""
     layers, width = (24, 16) if device == "cpu" else (64, 256)
     unit = 8 if device == "cpu" else 4096
 
@@ -92,7 +92,7 @@ def test_a_larger_batch_fits(device: str) -> None:
     assert before == 8
     options = {"compiler": "eager"}
     assert largest.fits(build, 16, memory, device, options)
-    assert not largest.fits(build, 1 << 10, memory, device, options)
+    assert not largest.fits(build, 1 << 9, memory, device, options)
 
 
 @pytest.mark.parametrize("most", [0, 1, 7, 64, 1000])
