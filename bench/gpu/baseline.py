@@ -145,11 +145,10 @@ def _change(program: str, figure: str, before: float, now: float | None) -> Chan
     """A figure's change, if it is one to be told."""
     if now is None:
         return Change(program, f"{figure} {NOT_MEASURED}", before, 0, figure not in TIMES)
-    more = now / before - 1 if before else float(now > 0)
-    worse = -more if figure in BATCHES else more
-    if abs(more) <= (TIME_SHOWN if figure in TIMES else MEMORY_TOLERANCE):
+    if abs(now - before) <= (TIME_SHOWN if figure in TIMES else MEMORY_TOLERANCE) * before:
         return None
-    return Change(program, figure, before, now, worse > 0 and figure not in TIMES)
+    is_worse = now < before if figure in BATCHES else now > before
+    return Change(program, figure, before, now, is_worse and figure not in TIMES)
 
 
 def format_changes(found: Iterable[Change]) -> str:
