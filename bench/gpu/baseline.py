@@ -191,14 +191,14 @@ def main(words: list[str] | None = None) -> int:
         new = merged(map(read, arguments.results))
     except ValueError as error:
         parser.error(str(error))
+    path = stored_at(arguments.folder, new.header)
+    stored = read(path) if path.exists() else None
     if arguments.write is not None:
         text = json.dumps({**new.header, "figures": new.figures}, indent=1) + "\n"
         arguments.write.write_text(text, encoding="utf-8")
-    path = stored_at(arguments.folder, new.header)
-    if not path.exists():
+    if stored is None:
         print(f"Nothing is stored for this device ({path.name}) to compare {len(new.figures)} programs with.")
         return 0
-    stored = read(path)
     found = changes(stored, new)
     print(
         f"{len(stored.figures)} programs stored on {stored.header['date']}, torch {stored.header['torch']};"
