@@ -190,8 +190,12 @@ def _fill(
 
 
 def _measure_scratch(node: fx.Node, channels_last: bool) -> int:
+    device = _device(node)
     try:
-        measured = measure_peak(_call(node, channels_last), device=_device(node))
+        call = _call(node, channels_last)
+        if device.type == "cuda":
+            call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
+        measured = measure_peak(call, device=device)
     except REFUSALS:
         return 0
     return max(0, measured.peak_bytes - ops.value_bytes(node))

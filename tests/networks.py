@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fxremat.paper.networks import PreActivationResNet, ResNetSizes, stage_blocks
+
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 
 
@@ -229,3 +231,9 @@ class UNet(nn.Module):
 def unet(levels: int, width: int, batch: int, size: int) -> Built:
     """A U-Net with BatchNorm; each level's skip is used early and late."""
     return Scored(UNet(3, width, levels)), (torch.randn(batch, 3, size, size),)
+
+
+def bottleneck_resnet(depth: int, width: int, batch: int, size: int, classes: int) -> Built:
+    """A pre-activation ResNet of bottlenecks, as in the paper's experiments."""
+    network = PreActivationResNet(stage_blocks(depth), ResNetSizes(width, batch, size, classes))
+    return network, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))

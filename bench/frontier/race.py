@@ -77,7 +77,7 @@ class Race:
 
     Args:
         model: The name of its case.
-        scale: ``"small"`` or ``"full"``.
+        scale: One of ``models.SCALES``.
         compiler: ``"inductor"``; ``"eager"`` leaves out all that needs generated code, and has eager's time
             as the unit.
         device: Where it is trained.
@@ -117,16 +117,18 @@ class Race:
         names = list(wrapping.ways(self.case.name, *self._fresh(), wrapping.checkpointed()))
         compilers = (True, False) if self.compiler == "inductor" else (False,)
         unit, *others = peers_of.peers(names, families, compilers)
-        if self._add_peer(unit) is None:
+        if self.add_peer(unit) is None:
             raise RuntimeError(f"nothing can be compared with {unit.name}: {self.failed[0].problem}")
-        self._add_peer(dataclasses.replace(unit, name=f"{unit.name}, again", family=AGAIN))
+        self.add_peer(dataclasses.replace(unit, name=f"{unit.name}, again", family=AGAIN))
         for peer in others:
-            self._add_peer(peer)
+            self.add_peer(peer)
         self._add_ours()
 
     # --- Candidates -------------------------------------------------------------------------------
 
-    def _add_peer(self, peer: peers_of.Peer) -> Runner | None:
+    def add_peer(self, peer: peers_of.Peer) -> Runner | None:
+        """Compile, check and measure a peer; None if it is not fit to be timed."""
+
         def prepare(module: nn.Module) -> Callable[..., Any]:
             peer.wrap(self.case.name, module, self.inputs)
             return torch.compile(loss_of(module), fullgraph=True) if peer.is_compiled else module
@@ -242,16 +244,20 @@ class Seeker:
     def __init__(self, race: Race, compiler: str) -> None:
         self.race = race
         self.compiler = compiler
-        module, inputs = race._fresh()
-        race.progress(f"frontier, {compiler}")
-        graph = fxremat.capture(module, *inputs, compiler=compiler)
-        race.frontiers[compiler] = make_frontier(graph, compiler=compiler)
-        self.points: Sequence[Point] = race.frontiers[compiler].points
         self.tried: dict[int, Runner | None] = {}
+
+    @functools.cached_property
+    def points(self) -> Sequence[Point]:
+        """The frontier's."""
+        module, inputs = self.race._fresh()
+        self.race.progress(f"frontier, {self.compiler}")
+        graph = fxremat.capture(module, *inputs, compiler=self.compiler)
+        frontier = self.race.frontiers[self.compiler] = make_frontier(graph, compiler=self.compiler)
+        return frontier.points
 
     def default(self) -> Runner | None:
         """What it does without a budget."""
-        return self._compile(None, f"{OURS}, {self.compiler}, no budget")
+        return self.compile(None, f"{OURS}, {self.compiler}, no budget")
 
     def least(self) -> Runner | None:
         """The least peak that it finds."""
@@ -275,10 +281,11 @@ class Seeker:
             is_last = position == len(self.points) - 1
             budget = "min" if is_last else self.points[position].budget_bytes
             name = f"{OURS}, {self.compiler}, plan {position + 1}{' (min)' if is_last else ''}"
-            self.tried[position] = self._compile(budget, name)
+            self.tried[position] = self.compile(budget, name)
         return self.tried[position]
 
-    def _compile(self, budget: int | str | None, name: str) -> Runner | None:
+    def compile(self, budget: float | str | None, name: str) -> Runner | None:
+        """Compile, check and measure fxremat at a budget; None if it is not fit to be timed."""
         options = {"budget": budget, "compiler": self.compiler}
 
         def prepare(module: nn.Module) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ from fxremat.frontier_plot import MeasuredPoint, plot_points
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODELS = tuple(wrapping.MODELS)
-ROUNDS = {"small": 9, "full": 21}
+ROUNDS = {"small": 9, "full": 21, "gpu": 21}
 SOURCES = (HERE, HERE.parents[1] / "tests", pathlib.Path(fxremat.__file__).parent)
 
 
@@ -71,7 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--scale", choices=tuple(ROUNDS), default="small")
     parser.add_argument("--peers", nargs="+", default=FAMILIES, choices=FAMILIES)
-    parser.add_argument("--rounds", type=int, help="timed steps of each candidate (default: 9, full: 21)")
+    parser.add_argument("--rounds", type=int, help="timed steps of each candidate (default: 21, small: 9)")
     parser.add_argument(
         "--compiler",
         choices=("inductor", "eager"),

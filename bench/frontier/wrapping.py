@@ -306,5 +306,7 @@ MODELS: dict[str, Callable[..., dict[str, Way]]] = {
     "language_model": _chain_of(attention.Block, at="network.blocks"),
     "gated_mlp": _chain_of(networks.Residual),
     "tanh_mlp": _chain_of(nn.Linear, size=2),
+    "resnet50": _chain_of(nn.Module, at="body"),
+    "resnet152": _chain_of(nn.Module, at="body"),
 }
 """Networks that can be compared by their gradients: those that draw no random numbers."""
