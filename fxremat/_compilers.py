@@ -30,6 +30,7 @@ __all__ = [
     "inductor_modes",
     "inductor_option_names",
     "is_profiling",
+    "lays_out_channels_last",
     "real_tensors",
     "source_hash",
     "unlimited_recompilation",
@@ -135,6 +136,13 @@ def inductor_modes() -> dict[str, dict[str, Any]]:
     from torch._inductor import list_mode_options
 
     return list_mode_options()
+
+
+def lays_out_channels_last(module: fx.GraphModule) -> bool:
+    """Whether Inductor has the convolutions of a graph work channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
 
 
 def is_profiling() -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from fxremat import _torch, calibrate, ops
+from fxremat.arithmetic import flops
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import Lowering
 from fxremat.graph import JointGraph
@@ -122,7 +123,7 @@ def roofline(graph: JointGraph, given: Rates | None = None) -> Costs:
 
 
 def _fixed_seconds(node: fx.Node, own: Rates) -> float:
-    count = ops.flops(node)
+    count = flops(node)
     if count == 0:
         return own.launch_seconds
     traffic = ops.moved_bytes(node) / own.bytes_per_second

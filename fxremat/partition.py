@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import fx
 
-from fxremat import _torch, ops, twins
+from fxremat import _compilers, _torch, ops, twins
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
 from fxremat.inplace import overwrites
@@ -128,8 +128,20 @@ def order_recomputation(backward: fx.GraphModule) -> int:
             waits[node] = before
         if _has_own_buffer(node) and isinstance(node.meta.get("val"), torch.Tensor):
             before = node
+    _say_channels_last(backward, waits)
     _torch.order_after(backward, waits)
     return len(waits)
+
+
+def _say_channels_last(backward: fx.GraphModule, waiting: Iterable[fx.Node]) -> None:
+    """Give convolutions that wait the layout that Inductor gives the others.
+
+    It does not see them as convolutions, and would copy what they make to the layout that was traced.
+    """
+    found = [node for node in waiting if ops.is_convolution(node) and node.meta["val"].dim() == 4]
+    if found and _compilers.lays_out_channels_last(backward):
+        for node in found:
+            node.meta["val"] = node.meta["val"].to(memory_format=torch.channels_last)
 
 
 def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:

@@ -24,6 +24,7 @@ LAYERS = (
     "chain",
     "annotate",
     "ops",
+    "arithmetic",
     "twins",
     "canonical",
     "nodes",

@@ -227,6 +227,19 @@ def test_each_recomputed_segment_waits_for_its_gradient() -> None:
     assert not any(name.startswith("mm") for name in between)
 
 
+def test_convolutions_that_wait_are_laid_out_as_the_others() -> None:
+    """What Inductor calls the layout of a convolution that waits is channels last; others are as traced."""
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Conv2d(4, 4, 3, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, 9, 9, requires_grad=True), loss=torch.sum)
+    _, backward = partition(rewrite(graph, expand(graph, {"convolution": 1, "tanh": 1})))
+    assert order_recomputation(backward) == 1
+    (again,) = (node for node in backward.graph.nodes if node.name == "convolution_mirror1")
+    assert again.target is not torch.ops.aten.convolution.default
+    assert again.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    others = [node.meta["val"] for node in backward.graph.nodes if node.name.startswith("tanh")]
+    assert others and all(each.is_contiguous() for each in others)
+
+
 def test_loops_neither_wait_nor_are_waited_for() -> None:
     """A pointwise value that took part would need a buffer which it does not need otherwise."""
     model = nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh())

@@ -6,7 +6,7 @@ everything else that is limited by bandwidth is computed again where the backwar
 
 from __future__ import annotations
 
-from fxremat import ops
+from fxremat.arithmetic import flops
 from fxremat.planners.base import Problem, Solution
 
 
@@ -18,7 +18,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     graph = problem.graph
     forward = range(graph.num_inputs, graph.boundary)
     if graph.fx_nodes:
-        cheap = [node for node in forward if ops.flops(graph.fx_nodes[node]) == 0]
+        cheap = [node for node in forward if flops(graph.fx_nodes[node]) == 0]
     else:
         seconds = {node: problem.costs.of_node(graph, node) for node in forward}
         mean = sum(seconds.values()) / max(1, len(seconds))
