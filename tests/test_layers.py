@@ -68,6 +68,7 @@ LAYERS = (
     "rewrite",
     "partition",
     "report",
+    "lowered",
     "enclosed",
     "capture",
     "pipeline",
