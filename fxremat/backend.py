@@ -142,7 +142,7 @@ class _Attempt:
         """
         notes = []
         if report.lowered_peak_bytes is None and self.corrections:
-            notes.append(f"planned {self.corrections + 1} times: the code of higher plans exceeded the budget")
+            notes.append(f"planned again {self.corrections} times: higher plans were above the budget")
         excess = peak_bytes - (report.budget_bytes or peak_bytes)
         if excess > 0:
             text = f"lowered peak {mib(peak_bytes)} above the budget of {mib(peak_bytes - excess)}"
@@ -197,7 +197,8 @@ class Partitioner(_torch.CustomPartitionerFn):
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: the state and ``uuid``, for caches that look at nothing else."""
         key = self.uuid()
-        return {"options": self.options, "fingerprint": self.fingerprint, "key": key if key is not None else lambda: None}
+        state = {"options": self.options, "fingerprint": self.fingerprint}
+        return {**state, "key": key if key is not None else lambda: None}
 
     def __call__(
         self,

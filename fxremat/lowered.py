@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from fxremat._compilers import GeneratedCode
 from fxremat.graph import JointGraph
+from fxremat.rewrite import MIRROR
 
 ALIASES = ("reinterpret_tensor", "alias", "as_strided")  # functions that give memory another name
 ALLOCATIONS = "empty_strided"  # how the names of functions begin that allocate and compute nothing
@@ -81,9 +82,8 @@ def lowered_peak(code: GeneratedCode, given: Handed) -> int | None:
 
 def _body(text: str) -> Sequence[ast.stmt] | None:
     """The statements of the function that is called; None if it leaves its work to others."""
-    found = [
-        node for node in _definitions(ast.parse(text)) if node.name == "call" or node.name.startswith("partition_")
-    ]
+    definitions = _definitions(ast.parse(text))
+    found = [node for node in definitions if node.name == "call" or node.name.startswith("partition_")]
     return found[0].body if len(found) == 1 else None
 
 
@@ -170,11 +170,14 @@ class _Run:
                 self.live_bytes -= self.bytes[piece]
 
     def _work(self, names: Iterable[str]) -> None:
-        """An external kernel runs that writes to buffers of these names."""
+        """An external kernel runs that writes to buffers of these names.
+
+        A mirror that is made to wait has lost its name, and needs what its original does.
+        """
         scratch = self.given.scratch_bytes
         for name in names if scratch else ():
-            origins = self.code.origins(name)
-            needed = max((scratch.get(origin.name, 0) for origin in origins), default=0)
+            origins = [origin.meta.get(MIRROR, origin.name) for origin in self.code.origins(name)]
+            needed = max((scratch.get(origin, 0) for origin in origins), default=0)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes + needed)
 
 

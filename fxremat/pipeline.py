@@ -215,8 +215,8 @@ def planned(
         graph: The joint graph.
         options: The user's options.
         static_inputs: Positions of the inputs whose memory stays in place.
-        within_bytes: A predicted peak that the plan is to keep, besides what the budget allows; the lowest plan
-            if none does.
+        within_bytes: A predicted peak that the plan is to keep besides the budget; if none does, the lowest
+            plan is taken.
 
     Raises:
         FxrematError: One of the family.
