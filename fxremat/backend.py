@@ -149,7 +149,8 @@ class _Attempt:
             if self.corrections < MAX_CORRECTIONS and report.peak_bytes > report.lowest_peak_bytes:
                 self.excess_bytes = excess
                 raise RuntimeError(text)
-            warnings.warn(f"fxremat has no lower plan of {report.graph_name}: {text}", stacklevel=2)
+            where = f"fxremat has no lower plan of {report.graph_name}"
+            warnings.warn(f"{where}: {text}", RuntimeWarning, stacklevel=2)
             notes.append(text)
         return replace(report, lowered_peak_bytes=peak_bytes, notes=(*report.notes, *notes))
 
