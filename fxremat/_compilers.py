@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -19,6 +21,7 @@ from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 __all__ = [
+    "GeneratedCode",
     "cache_hits",
     "cacheable",
     "compile_id",
@@ -39,6 +42,23 @@ __all__ = [
 Origins = Sequence[Sequence[fx.Node]]
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedCode:
+    """The code that Inductor generated for a graph, before its kernels are compiled.
+
+    Attributes:
+        text: Its source.
+        is_backward: Whether the graph is a backward.
+        buffer_bytes: Bytes of a buffer's memory by its name; None for another name.
+        origins: The fx nodes that a buffer was made for, by its name.
+    """
+
+    text: str
+    is_backward: bool
+    buffer_bytes: Callable[[str], int | None]
+    origins: Callable[[str], Sequence[fx.Node]]
+
+
 def compile_without_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], partitioner: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -53,6 +73,8 @@ def compile_with_inductor(
     patches: Mapping[str, Any],
     may_fuse: Callable[[Origins, Origins], bool],
     enclose: Callable[[], object],
+    read: Callable[[GeneratedCode], None],
+    backward_now: bool = False,
 ) -> Callable[..., Any]:
     """Compile with Inductor.
 
@@ -63,21 +85,74 @@ def compile_with_inductor(
         may_fuse: Whether Inductor may make one kernel of two groups of buffers, each given as the fx nodes
             that it was made for.
         enclose: Makes what is pickled with the graph's entry in AOTAutograd's cache; called when the forward
-            is compiled, behind the partitioner, and not at all when a cache has the graph.
+            is compiled, behind the partitioner, and again with the backward; not at all when a cache has
+            the graph.
+        read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
+            An exception ends the compilation.
+        backward_now: Whether the backward is compiled with the forward, and not when it first runs.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        is_backward = bool(kwargs.get("is_backward"))
+        with (
+            V.set_choices_handler(_choices(type(V.choices), may_fuse)()),
+            _reading_code(read, is_backward),
+        ):
+            compiled = compile_fx_inner(*args, **kwargs)
         context = torch._guards.TracingContext.try_get()
-        if context is not None and context.fw_metadata is not None and not kwargs.get("is_backward"):
+        if context is not None and context.fw_metadata is not None:
             context.fw_metadata.fxremat_enclosure = enclose()  # type: ignore[attr-defined]
-        with V.set_choices_handler(_choices(type(V.choices), may_fuse)()):
-            return compile_fx_inner(*args, **kwargs)
+        return compiled
 
-    return compile_fx(  # type: ignore[return-value]
-        module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches)}
-    )
+    now = {"force_non_lazy_backward_lowering": True} if backward_now else {}
+    with torch._functorch.config.patch(now):
+        return compile_fx(  # type: ignore[return-value]
+            module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches)}
+        )
+
+
+@contextlib.contextmanager
+def _reading_code(read: Callable[[GeneratedCode], None], is_backward: bool) -> Iterator[None]:
+    """Hand on the code that Inductor generates; that of a graph from a cache is left out.
+
+    ``save_output_code`` is there to be replaced.
+    """
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    before = GraphLowering.save_output_code
+
+    def save(text: str) -> None:
+        if before is not None:
+            before(text)
+        graph = V.graph
+        is_whole = isinstance(graph, GraphLowering) and graph.name is None  # not one that is tried out
+        if is_whole and not graph.cpp_wrapper:
+            read(_generated(graph, text, is_backward))
+
+    with mock.patch.object(GraphLowering, "save_output_code", save):
+        yield
+
+
+def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
+    def buffer_bytes(name: str) -> int | None:
+        from torch._inductor import ir
+
+        buffer = graph.name_to_buffer.get(name)
+        if buffer is None:
+            return None
+        if isinstance(buffer.layout, (ir.NoneLayout, ir.MultiOutputLayout)):
+            return 0
+        elements = graph.get_allocation_storage_size(buffer)
+        return int(graph.sizevars.optimization_hint(elements, fallback=0)) * buffer.get_dtype().itemsize
+
+    def origins(name: str) -> Sequence[fx.Node]:
+        buffer = graph.name_to_buffer.get(name)
+        return () if buffer is None else tuple(buffer.get_origins())
+
+    return GeneratedCode(text, is_backward, buffer_bytes, origins)
 
 
 def cacheable(patches: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,9 @@
 
 Inductor is entered through its custom-partitioner seam, behind its joint-graph passes, so decompositions,
 caches and CUDA graphs are Inductor's own. With ``compiler="eager"`` the two fx graphs run as they are.
+
+Before kernels are compiled, the generated code is held against the budget (``lowered.py``). Where it holds
+more, a lower plan is compiled in its place.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ from torch import fx
 from fxremat import _compilers, _torch, calibrate, enclosed
 from fxremat.annotate import regions_outside
 from fxremat.errors import FxrematError
+from fxremat.lowered import Handed, handed, lowered_peak
 from fxremat.options import Options
 from fxremat.partition import may_fuse
-from fxremat.pipeline import partition_joint
-from fxremat.report import Report
+from fxremat.pipeline import rewritten, split
+from fxremat.report import Report, mib
 
 _reports: list[Report] = []
 _fallbacks: list[str] = []  # why PyTorch's partitioner took over, each time
+
+MAX_CORRECTIONS = 3  # times that a graph is planned again; each compiles both graphs anew
 
 # Inductor's scheduler tries other orders and keeps the lowest estimate; ours is planned.
 _KEEP_ORDER = {"reorder_for_peak_memory": False}
@@ -60,17 +66,93 @@ def fxremat_backend(
         return _compilers.compile_without_inductor(module, inputs, partition)
     defaults = _KEEP_ORDER if parsed.budget is None else {**_KEEP_ORDER, **_FREE_AT_ONCE}
     patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
-    reports_before, fallbacks_before = len(_reports), len(_fallbacks)
-
-    def enclose() -> enclosed.Enclosure:
-        return enclosed.Enclosure(_reports[reports_before:], _fallbacks[fallbacks_before:])
-
     hits_before = _compilers.cache_hits()
     enclosed.forget()
-    compiled = _compilers.compile_with_inductor(module, inputs, patches, may_fuse, enclose)
+    compiled = _compile(module, inputs, patches, partition)
     if _compilers.cache_hits() > hits_before:
         _add_from_cache(enclosed.opened())
     return compiled
+
+
+def _compile(
+    module: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any], partition: Partitioner
+) -> Callable[..., Any]:
+    """Compile with Inductor, with a lower plan each time that the code holds more than the budget."""
+    has_bytes = partition.options.budget not in (None, "min")
+    for corrections in range(MAX_CORRECTIONS + 1):
+        attempt = _Attempt(partition, corrections)
+        try:
+            compiled = _compilers.compile_with_inductor(
+                module, inputs, patches, may_fuse, attempt.enclose, attempt.read, backward_now=has_bytes
+            )
+        except Exception:
+            if attempt.excess_bytes == 0:
+                raise
+            partition.within_bytes = attempt.withdraw()
+        else:
+            attempt.end()
+            return compiled
+    raise AssertionError("the last attempt is not given up")
+
+
+class _Attempt:
+    """One compilation of a graph of Dynamo's: what it reported, and what its code holds.
+
+    Attributes:
+        excess_bytes: How much the code that it was given up for is above the budget; 0 if it was not.
+    """
+
+    def __init__(self, partition: Partitioner, corrections: int) -> None:
+        self.partition = partition
+        self.corrections = corrections
+        self.excess_bytes = 0
+        self.reports = slice(len(_reports), None)
+        self.fallbacks = slice(len(_fallbacks), None)
+        partition.given = None
+
+    def enclose(self) -> enclosed.Enclosure:
+        """What goes along into a cache."""
+        return enclosed.Enclosure(_reports[self.reports], _fallbacks[self.fallbacks])
+
+    def end(self) -> None:
+        """What other graphs report from now on is not this one's."""
+        self.reports = slice(self.reports.start, len(_reports))
+        self.fallbacks = slice(self.fallbacks.start, len(_fallbacks))
+
+    def withdraw(self) -> int:
+        """Take the report back; the predicted peak that the next plan must keep."""
+        (report,) = _reports[self.reports]
+        del _reports[self.reports]
+        return report.peak_bytes - self.excess_bytes
+
+    def read(self, code: _compilers.GeneratedCode) -> None:
+        """Hold the code of one of the graphs against the budget."""
+        found = _reports[self.reports]
+        if self.partition.given is None or len(found) != 1:
+            return
+        peak = lowered_peak(code, self.partition.given)
+        if peak is not None:
+            _reports[self.reports.start] = self._judged(found[0], max(peak, found[0].lowered_peak_bytes or 0))
+
+    def _judged(self, report: Report, peak_bytes: int) -> Report:
+        """The report with the peak of the code.
+
+        Raises:
+            RuntimeError: It is above the budget, and there is a lower plan.
+        """
+        notes = []
+        if report.lowered_peak_bytes is None and self.corrections:
+            notes.append(f"planned again {self.corrections} times: higher plans were above the budget")
+        excess = peak_bytes - (report.budget_bytes or peak_bytes)
+        if excess > 0:
+            text = f"lowered peak {mib(peak_bytes)} above the budget of {mib(peak_bytes - excess)}"
+            if self.corrections < MAX_CORRECTIONS and report.peak_bytes > report.lowest_peak_bytes:
+                self.excess_bytes = excess
+                raise RuntimeError(text)
+            where = f"fxremat has no lower plan of {report.graph_name}"
+            warnings.warn(f"{where}: {text}", RuntimeWarning, stacklevel=2)
+            notes.append(text)
+        return replace(report, lowered_peak_bytes=peak_bytes, notes=(*report.notes, *notes))
 
 
 def _add_from_cache(enclosure: enclosed.Enclosure | None) -> None:
@@ -98,18 +180,26 @@ class Partitioner(_torch.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
     Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
-    caches know, and the fingerprint of the graph that it is made for.
+    caches know, and the fingerprint of the graph that it is made for. What changes is no part of what is
+    pickled; it follows from the graph and the options.
+
+    Attributes:
+        within_bytes: A predicted peak that plans must keep besides the budget.
+        given: What generated code will not say of the graph that was split last; None before.
     """
 
     def __init__(self, options: Options, fingerprint: str = "") -> None:
         cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
         self.options = replace(options, inductor={}, cost=cost)
         self.fingerprint = fingerprint
+        self.within_bytes: int | None = None
+        self.given: Handed | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: the state and ``uuid``, for caches that look at nothing else."""
         key = self.uuid()
-        return {**vars(self), "key": key if key is not None else lambda: None}
+        state = {"options": self.options, "fingerprint": self.fingerprint}
+        return {**state, "key": key if key is not None else lambda: None}
 
     def __call__(
         self,
@@ -125,15 +215,22 @@ class Partitioner(_torch.CustomPartitionerFn):
             return _torch.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
         name = _graph_name()
         try:
-            forward, backward, report = partition_joint(
-                gm, num_fwd_outputs, self.options, name, static_lifetime_input_indices or ()
+            graph, report = rewritten(
+                gm,
+                num_fwd_outputs,
+                self.options,
+                name,
+                static_lifetime_input_indices or (),
+                self.within_bytes,
             )
+            forward, backward = split(graph, self.options)
         except FxrematError as error:
             if self.options.on_error == "raise":
                 raise
             _warn_of_fallback(name, str(error))
             return _torch.min_cut_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         _reports.append(report)
+        self.given = handed(graph)
         return forward, backward
 
     def uuid(self) -> object:

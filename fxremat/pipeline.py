@@ -203,8 +203,20 @@ def margin(problem: Problem) -> float:
     return INDUCTOR_MARGIN if problem.fusion == "inductor" else 0.0
 
 
-def planned(graph: JointGraph, options: Options, static_inputs: Sequence[int] = ()) -> Report:
+def planned(
+    graph: JointGraph,
+    options: Options,
+    static_inputs: Sequence[int] = (),
+    within_bytes: int | None = None,
+) -> Report:
     """The report of a graph that is planned; its ``solution`` is the plan.
+
+    Args:
+        graph: The joint graph.
+        options: The user's options.
+        static_inputs: Positions of the inputs whose memory stays in place.
+        within_bytes: A predicted peak that the plan is to keep besides the budget; if none does, the lowest
+            plan is taken.
 
     Raises:
         FxrematError: One of the family.
@@ -213,11 +225,16 @@ def planned(graph: JointGraph, options: Options, static_inputs: Sequence[int] = 
     problem = make_problem(graph, options.cost, options.fusion, static_inputs, options.time_limit_seconds)
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
-    solutions = solve(_asked(problem, options.budget, budget_bytes), options.planner)
+    asked = _asked(problem, options.budget, budget_bytes)
+    if within_bytes is not None:
+        asked = replace(asked, budgets=(within_bytes,))
+    solutions = solve(asked, options.planner)
     bounds = bounds_of(problem)
-    solution = bounded(
-        problem, bounds, choose(problem, solutions, options.budget, budget_bytes), budget_bytes
-    )
+    chosen = choose(problem, solutions, options.budget, budget_bytes)
+    if within_bytes is not None:
+        front = pareto(solutions)
+        chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
+    solution = bounded(problem, bounds, chosen, budget_bytes)
     report = make_report(
         graph,
         problem,
@@ -254,13 +271,42 @@ def partition_joint(
     Raises:
         FxrematError: One of the family; the module has at most been cleaned of duplicates then.
     """
+    graph, report = rewritten(module, num_forward_outputs, options, name, static_inputs)
+    return *split(graph, options), report
+
+
+def rewritten(
+    module: fx.GraphModule,
+    num_forward_outputs: int,
+    options: Options,
+    name: str,
+    static_inputs: Sequence[int] = (),
+    within_bytes: int | None = None,
+) -> tuple[JointGraph, Report]:
+    """The joint graph of a plan, mirrors included, and the report.
+
+    Args:
+        module: The joint fx graph.
+        num_forward_outputs: How many of its outputs belong to the forward.
+        options: The user's options.
+        name: What reports call it.
+        static_inputs: As for ``planned``.
+        within_bytes: As for ``planned``.
+
+    Raises:
+        FxrematError: One of the family; the module has at most been cleaned of duplicates then.
+    """
     _torch.cse(module)
     _torch.force_saves(module)
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
     graph = replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion))
-    report = planned(graph, options, static_inputs)
-    solution = report.solution
-    forward, backward = partition(rewrite(graph, solution.schedule), inplace=options.fusion == "inplace")
+    report = planned(graph, options, static_inputs, within_bytes)
+    return rewrite(graph, report.solution.schedule), report
+
+
+def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward of a rewritten graph, as its compiler takes them."""
+    forward, backward = partition(graph, inplace=options.fusion == "inplace")
     if options.compiler == "inductor":
         order_recomputation(backward)
-    return forward, backward, report
+    return forward, backward

@@ -65,6 +65,8 @@ class Report:
         lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
         notes: What could not be done as the user ordered, and why; and what the planner says of the plan.
+        lowered_peak_bytes: The peak of the code that Inductor generated, of both graphs or of the forward
+            while there is no backward; None where it is not known.
         from_cache: Whether a cache had the graph compiled, so that it was not planned now: the plan, the
             places in the source and the planning time are those of when it was.
     """
@@ -84,6 +86,7 @@ class Report:
     values: tuple[Value, ...]
     notes: tuple[str, ...] = ()
     from_cache: bool = False
+    lowered_peak_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -109,6 +112,7 @@ class Report:
         rows = [
             ("budget", _budget(self)),
             ("predicted peak", f"{mib(self.peak_bytes)}, {of_baseline} of the peak without fxremat"),
+            *self._lowered(),
             ("saved for the backward", mib(self.saved_bytes)),
             ("predicted time", f"{milliseconds}, {ratio - 1:+.1%} against the time without fxremat"),
             ("lower bound", self._bound()),
@@ -122,6 +126,10 @@ class Report:
             )
         rows += [("note", note) for note in self.notes]
         return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
+
+    def _lowered(self) -> Iterable[tuple[str, str]]:
+        if self.lowered_peak_bytes is not None:
+            yield "lowered peak", f"{mib(self.lowered_peak_bytes)} in the generated code"
 
     def _bound(self) -> str:
         within = "at this peak" if self.budget_bytes is None else "within this budget"

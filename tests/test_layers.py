@@ -69,6 +69,7 @@ LAYERS = (
     "rewrite",
     "partition",
     "report",
+    "lowered",
     "enclosed",
     "capture",
     "pipeline",
