@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import attention
 import models
 import pytest
 import torch
@@ -181,3 +184,41 @@ def test_without_a_lower_plan_there_is_a_warning(monkeypatch: pytest.MonkeyPatch
     with pytest.warns(RuntimeWarning, match=r"lowered peak .* above the budget"):
         report, _ = trained("transformer", budget=0.5)
     assert any("above the budget" in note for note in report.notes)
+
+
+def occurrences(schedule: Sequence[str]) -> list[str]:
+    """The steps of a schedule, by the names that nodes have in the rewritten graph."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in schedule:
+        found.append(f"{name}_mirror{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def external_kernels(given: GeneratedCode) -> list[str]:
+    """The nodes that the external kernels of some code were made for, in its order."""
+    calls = re.finditer(r"(?:(\w+) = )?(?:extern_kernels|torch\.ops\.aten)\.(?:.*\bout=(\w+))?", given.text)
+    buffers = [call[2] or call[1] for call in calls]
+    return [given.origins(buffer)[0].name for buffer in buffers if buffer and given.origins(buffer)]
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_kernels_run_again_where_the_schedule_has_them(codes: list[GeneratedCode]) -> None:
+    """In the code of a transformer's backward: in their order, each behind the gradient that is before it."""
+    torch.manual_seed(0)
+    module, inputs = attention.transformer(blocks=12, width=32, heads=2, batch=16, time=64)
+    options = {"budget": 0.3, "fx_graph_cache": False}
+    torch.compile(module, backend="fxremat", options=options)(*inputs)
+    (backward,) = (each for each in codes if each.is_backward)
+    order = external_kernels(backward)
+    scheduled = [name for name in occurrences(fxremat.reports()[-1].solution.schedule) if name in set(order)]
+    again = [name for name in order if "_mirror" in name]
+    assert len(again) > 12 and len(order) == len(set(order))
+    assert again == [name for name in scheduled if "_mirror" in name]
+    gradients: list[str] = []
+    for name in scheduled:
+        if "_mirror" not in name:
+            gradients.append(name)
+        elif gradients:
+            assert order.index(gradients[-1]) < order.index(name)
