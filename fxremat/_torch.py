@@ -164,10 +164,10 @@ def is_tracing() -> bool:
 
 
 def hint(size: int | torch.SymInt) -> int | None:
-    """The number that a size stands for without installing a guard; None for an unbacked symbol."""
+    """The number that a size stands for without installing a guard; None for unbacked and for ragged ones."""
     if not isinstance(size, torch.SymInt):
         return int(size)
-    if free_unbacked_symbols(size):
+    if size.node.is_nested_int() or free_unbacked_symbols(size):
         return None
     node_hint = getattr(size.node, "_hint", None)
     if node_hint is not None:

@@ -20,13 +20,13 @@ def minimum_cut(graph: Any, source: Any, sink: Any) -> Cut:
 
     Args:
         graph: A directed networkx graph whose edges have a ``capacity``, infinite where it is missing.
-        source: A node of it.
+        source: A node; without edges if it is not in the graph.
         sink: Another.
 
     Raises:
         NetworkXUnbounded: A path of infinite capacity leads from the source to the sink.
     """
-    names = list(graph)
+    names = list(dict.fromkeys((*graph, source, sink)))
     number = {name: index for index, name in enumerate(names)}
     flow = _Flow(len(names))
     for tail, others in graph.adjacency():

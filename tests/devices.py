@@ -31,9 +31,8 @@ def built(name: str, device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def compiled(module: nn.Module, **options: Any) -> Any:
-    """What fxremat makes of a module; ``mode`` goes to torch.compile."""
-    mode = options.pop("mode", None)
-    return torch.compile(module, backend="fxremat", mode=mode, options=options)
+    """What fxremat makes of a module."""
+    return torch.compile(module, backend="fxremat", options=options)
 
 
 def training_step(subject: Any, inputs: tuple[Tensor, ...], seed: int = 1) -> dict[str, Tensor]:

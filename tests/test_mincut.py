@@ -32,6 +32,13 @@ def drawn_networks(draw: st.DrawFn) -> networkx.DiGraph:
     return network
 
 
+def test_what_is_not_in_the_network_has_no_edges() -> None:
+    """Nothing leads to a backward that reads nothing: the cut is empty."""
+    network = networkx.DiGraph()
+    network.add_edge("source", "x", capacity=1)
+    assert minimum_cut(network, "source", "sink") == (0, ({"source", "x"}, {"sink"}))
+
+
 @given(drawn_networks())
 def test_the_cut_is_that_of_networkx(network: networkx.DiGraph) -> None:
     """Its capacity and both of its sides, also where several cuts are least; or neither finds any."""
