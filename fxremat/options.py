@@ -49,7 +49,8 @@ class Options:
         inductor: Options for Inductor, those of ``mode`` included.
         inplace: Whether ``compiler="eager"`` writes results over operands that die, where that is safe.
             Inductor decides that for itself; its own option is ``inplace_buffers``.
-        time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds.
+        time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds,
+            a fraction of one where there is no budget.
     """
 
     budget: Budget = None

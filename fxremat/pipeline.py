@@ -34,6 +34,7 @@ from fxremat.rewrite import rewrite
 from fxremat.schedule import Schedule
 
 INDUCTOR_MARGIN = 0.1  # of a budget under Inductor: how far a measured peak may exceed the predicted one
+SECONDS_WITHOUT_BUDGET = 0.3  # that ``auto`` searches where the default plan, or nearly that, is wanted
 
 
 def make_problem(
@@ -222,7 +223,10 @@ def planned(
         FxrematError: One of the family.
     """
     start = time.perf_counter()
-    problem = make_problem(graph, options.cost, options.fusion, static_inputs, options.time_limit_seconds)
+    limit = options.time_limit_seconds
+    if limit is None and options.budget is None and options.planner == "auto":
+        limit = SECONDS_WITHOUT_BUDGET
+    problem = make_problem(graph, options.cost, options.fusion, static_inputs, limit)
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
     asked = _asked(problem, options.budget, budget_bytes)
