@@ -44,7 +44,6 @@ from fxremat.planners.retain import retain
 # --- 1. Chains with known optima ------------------------------------------------------------------------
 
 SHORT, LONG = 32, 100
-FAR = 1000  # layers whose blocks the planner has to join: only the memory in between is comparable
 
 
 def assert_near(case: Known) -> None:
@@ -62,10 +61,10 @@ def test_short_chains(case: Known) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [case for case in known() if SHORT < case.layers < FAR], ids=lambda case: case.name
+    "case", [case for case in known() if case.layers > SHORT], ids=lambda case: case.name
 )
 def test_long_chains(case: Known) -> None:
-    """The same for a hundred layers."""
+    """The same for a hundred layers, and for a thousand."""
     assert_near(case)
 
 
