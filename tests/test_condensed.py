@@ -22,7 +22,7 @@ from fxremat.planners.base import Problem
 from fxremat.planners.condensed import Condensed, condense
 from fxremat.planners.evict import evict
 from fxremat.planners.order import memory_order
-from fxremat.planners.replay import without_unread
+from fxremat.planners.replay import followed, without_unread
 from fxremat.planners.retain import Runs, peak_bytes, retain
 from fxremat.schedule import prune, validate
 
@@ -42,9 +42,9 @@ def own(condensed: Condensed) -> tuple[int, ...]:
 
 def check(stated: Problem, condensed: Condensed, plan: tuple[int, ...]) -> None:
     """A plan is a valid schedule, and takes what its runs say, once those are gone that nobody reads."""
-    plan = without_unread(condensed, plan)
-    schedule = prune(stated.graph, condensed.schedule(plan))
+    schedule = prune(stated.graph, condensed.schedule(without_unread(condensed, plan)))
     validate(stated.graph, schedule)
+    plan = followed(condensed, schedule)
     solution = stated.evaluate(schedule, "a test")
     assert Runs(condensed, plan).peak_bytes == peak_bytes(condensed, plan) == solution.peak_bytes
     assert condensed.seconds(plan) == pytest.approx(solution.seconds)
