@@ -85,7 +85,7 @@ def _compile(
             compiled = _compilers.compile_with_inductor(
                 module, inputs, patches, may_fuse, attempt.enclose, attempt.read, backward_now=has_bytes
             )
-        except Exception:
+        except Exception:  # of the attempt's own, whatever the compilers wrap it in
             if attempt.excess_bytes == 0:
                 raise
             partition.within_bytes = attempt.withdraw()

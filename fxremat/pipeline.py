@@ -263,22 +263,6 @@ def _notes(problem: Problem) -> Sequence[str]:
     return (f"{count} of {nodes} nodes could not be timed alone; their seconds are the roofline's",)
 
 
-def partition_joint(
-    module: fx.GraphModule,
-    num_forward_outputs: int,
-    options: Options,
-    name: str,
-    static_inputs: Sequence[int] = (),
-) -> tuple[fx.GraphModule, fx.GraphModule, Report]:
-    """From the joint fx graph that a partitioner is handed to its forward, its backward and a report.
-
-    Raises:
-        FxrematError: One of the family; the module has at most been cleaned of duplicates then.
-    """
-    graph, report = rewritten(module, num_forward_outputs, options, name, static_inputs)
-    return *split(graph, options), report
-
-
 def rewritten(
     module: fx.GraphModule,
     num_forward_outputs: int,

@@ -21,6 +21,7 @@ from graphs import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import fx
 
 import fxremat
 from fxremat import _torch
@@ -28,7 +29,7 @@ from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionErr
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
 from fxremat.options import Options
-from fxremat.pipeline import choose, make_problem, margin, partition_joint, solve
+from fxremat.pipeline import choose, make_problem, margin, rewritten, solve, split
 from fxremat.planners import Problem, Solution
 from fxremat.schedule import Schedule
 
@@ -44,6 +45,14 @@ def joint(network: Network) -> tuple[Any, int]:
     """What a partitioner is handed: a joint fx graph and its number of forward outputs."""
     graph = traced(network)
     return graph.module, len(graph.forward_outputs)
+
+
+def partition_joint(
+    module: fx.GraphModule, count: int, options: Options, name: str
+) -> tuple[fx.GraphModule, fx.GraphModule, fxremat.Report]:
+    """The two halves of a joint graph and its report, as the backend makes them."""
+    graph, report = rewritten(module, count, options, name)
+    return *split(graph, options), report
 
 
 def solutions(*points: tuple[int, float]) -> list[Solution]:

@@ -16,10 +16,9 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 from tqdm import tqdm
 
@@ -36,6 +35,7 @@ TIME_LIMIT_SECONDS = 60.0
 SCALE = 1000.0  # what seconds and bytes are scaled to: HiGHS keeps to a millionth, whatever the unit
 TOLERANCE = 1e-4  # of SCALE: by how much a plan must beat another to count as better
 ROUNDING = 1e-9  # between sums of the same seconds
+Limit: TypeAlias = tuple[csr_array, float, Any]  # a matrix, and the least and the most of its product
 OPTIMAL, LIMIT, INFEASIBLE = 0, 1, 2  # the status of scipy's milp
 
 
@@ -96,7 +96,7 @@ def least_seconds(stages: Programme, budget: int, below: float, limit_seconds: f
     cost = stages.seconds / unit
     limits = [_memory(stages, budget)]
     if below < math.inf:
-        limits.append(LinearConstraint(csr_array(cost[None, :]), -np.inf, (below - once) / unit - TOLERANCE))
+        limits.append((csr_array(cost[None, :]), -np.inf, (below - once) / unit - TOLERANCE))
     answer = _solve(stages, cost, limits, limit_seconds)
     return answer._replace(bound=min(once + answer.bound * unit, below))
 
@@ -105,26 +105,28 @@ def least_peak(stages: Programme, below: float, limit_seconds: float) -> Answer:
     """The plan with the lowest peak, if that is less than so many bytes."""
     unit = below / SCALE
     peak = csr_array(np.full((stages.sizes.shape[0], 1), -1.0))
-    limits = [LinearConstraint(hstack([stages.sizes / unit, peak]), -np.inf, -stages.least_bytes / unit)]
+    limits = [(hstack([stages.sizes / unit, peak]), -np.inf, -stages.least_bytes / unit)]
     cost = np.zeros(len(stages.seconds) + 1)
     cost[-1] = 1.0
     answer = _solve(stages, cost, limits, limit_seconds, SCALE - TOLERANCE)
     return answer._replace(bound=min(answer.bound * unit, below))
 
 
-def _memory(stages: Programme, budget: int) -> LinearConstraint:
+def _memory(stages: Programme, budget: int) -> Limit:
     unit = max(1, budget) / SCALE
-    return LinearConstraint(stages.sizes / unit, -np.inf, (budget - stages.least_bytes) / unit)
+    return stages.sizes / unit, -np.inf, (budget - stages.least_bytes) / unit
 
 
 def _solve(
     stages: Programme,
     cost: Array,
-    limits: Sequence[LinearConstraint],
+    limits: Sequence[Limit],
     limit_seconds: float,
     most: float = 1.0,
 ) -> Answer:
     """Minimise a cost; variables beyond those of the stages are from 0 to ``most``."""
+    from scipy.optimize import milp  # takes longer to import than all of fxremat
+
     own, count = len(stages.seconds), len(cost)
     rows = hstack([stages.rows, csr_array((stages.rows.shape[0], count - own))])
     is_whole = np.zeros(count)
@@ -134,7 +136,7 @@ def _solve(
         cost,
         integrality=is_whole,
         bounds=(0.0, upper),
-        constraints=[LinearConstraint(rows, -np.inf, stages.limits), *limits],
+        constraints=[(rows, -np.inf, stages.limits), *limits],
         options={"time_limit": limit_seconds, "mip_rel_gap": 0.0},
     )
     if found.status == INFEASIBLE:
