@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import platform
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
@@ -23,6 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "frontier"))
 
 import compare
+import torch
 import wrapping
 from race import Race, Seeker
 from tabulate import tabulate
@@ -83,9 +86,20 @@ def main() -> int:
     rows = [_measured(name, arguments) for name in arguments.models]
     print(tabulate([_shown(row) for row in rows], HEADERS, disable_numparse=True))
     if arguments.json is not None:
-        found = {"scale": arguments.scale, "rows": rows}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        arguments.json.write_text(json.dumps({**_header(arguments), "rows": rows}, indent=1) + "\n", "utf-8")
     return int(any(verdict(row) != "no regret" for row in rows))
+
+
+def _header(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Where, when and how it was measured."""
+    words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {
+        "device": platform.machine() if arguments.device == "cpu" else torch.cuda.get_device_name(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": torch.__version__,
+        "command": "python bench/" + " ".join(words),
+    }
 
 
 HEADERS = ("model", "peak", "peak ratio", "time ratio", "95 %", "noise", "verdict")

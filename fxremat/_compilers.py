@@ -17,6 +17,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -51,12 +52,14 @@ class GeneratedCode:
         is_backward: Whether the graph is a backward.
         buffer_bytes: Bytes of a buffer's memory by its name; None for another name.
         origins: The fx nodes that a buffer was made for, by its name.
+        outputs: What the graph returns, in order.
     """
 
     text: str
     is_backward: bool
     buffer_bytes: Callable[[str], int | None]
     origins: Callable[[str], Sequence[fx.Node]]
+    outputs: Sequence[object] = ()
 
 
 def compile_without_inductor(
@@ -75,6 +78,7 @@ def compile_with_inductor(
     enclose: Callable[[], object],
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
+    in_order: bool = False,
 ) -> Callable[..., Any]:
     """Compile with Inductor.
 
@@ -90,6 +94,7 @@ def compile_with_inductor(
         read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
             An exception ends the compilation.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs.
+        in_order: Whether kernels run where the first of their buffers stands in the graph.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
@@ -97,6 +102,7 @@ def compile_with_inductor(
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         is_backward = bool(kwargs.get("is_backward"))
         with (
+            _running_in_order() if in_order else contextlib.nullcontext(),
             V.set_choices_handler(_choices(type(V.choices), may_fuse)()),
             _reading_code(read, is_backward),
         ):
@@ -111,6 +117,39 @@ def compile_with_inductor(
         return compile_fx(  # type: ignore[return-value]
             module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches)}
         )
+
+
+class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
+    """Run each kernel where the first of its buffers stands, or as soon as what it reads is there.
+
+    Inductor's own order gets what a kernel reads right before it. Where a kernel has a buffer that stands far
+    before the others, all that the others need comes first, and what has stood between waits with its
+    operands live.
+    """
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """The scheduler's nodes in the new order; as they are if one stands before what it reads."""
+        writer = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
+        ready: list[int] = []
+        for index, node in enumerate(nodes):
+            needed = {writer.get(read.name, index) for read in node.unmet_dependencies} - {index}
+            if any(each > index for each in needed):
+                return nodes
+            ready.append(max([node.min_order, *(ready[each] for each in needed)]))
+        return [nodes[index] for index in sorted(range(len(nodes)), key=lambda each: (ready[each], each))]
+
+    def uuid(self) -> str:
+        """What stands for the pass in keys of caches; the partitioner's key has the source."""
+        return "fxremat: kernels in order"
+
+
+def _running_in_order() -> contextlib.AbstractContextManager[Any]:
+    """Have Inductor order kernels by ``_InOrder``, but where the user has it order them in another way."""
+    from torch._inductor import config
+
+    if config._post_fusion_custom_pass is not None:
+        return contextlib.nullcontext()
+    return config.patch(_post_fusion_custom_pass=_InOrder())  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -152,7 +191,8 @@ def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
         buffer = graph.name_to_buffer.get(name)
         return () if buffer is None else tuple(buffer.get_origins())
 
-    return GeneratedCode(text, is_backward, buffer_bytes, origins)
+    (outputs,) = next(iter(graph.graph.find_nodes(op="output"))).args
+    return GeneratedCode(text, is_backward, buffer_bytes, origins, outputs)
 
 
 def cacheable(patches: Mapping[str, Any]) -> dict[str, Any]:

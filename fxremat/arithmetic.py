@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ def flops(node: fx.Node) -> int:
     if _torch.is_higher_order(node.target):
         return 0
     args = fx.node.map_aggregate(node.args, _with_hinted_shapes)
+    if "scaled_dot_product" in ops.title(node):
+        args = tuple(_with_equal_heads(args))
     kwargs = fx.node.map_aggregate(node.kwargs, _with_hinted_shapes)
     return int(formula(*args, **kwargs, out_val=_hinted(node.meta.get("val"))))
 
@@ -38,8 +40,21 @@ def _flops_of_attention(node: fx.Node) -> int:
         return 0
     formula, count = _ATTENTION_FLOPS[ops.packet(node)]
     operands = [_hinted(operand.meta.get("val")) for operand in node.args if isinstance(operand, fx.Node)]
-    shapes = [tuple(operand.shape) for operand in operands if isinstance(operand, torch.Tensor)]
-    return int(formula(*shapes[:count]))
+    tensors = _with_equal_heads(
+        [operand for operand in operands if isinstance(operand, torch.Tensor)][:count]
+    )
+    return int(formula(*(tuple(tensor.shape) for tensor in tensors)))
+
+
+def _with_equal_heads(args: Sequence[Any]) -> list[Any]:
+    """The operands of attention with the heads of keys and values repeated for the groups of queries."""
+    heads = max(tensor.shape[1] for tensor in args[:3])
+    return [
+        arg.repeat_interleave(heads // arg.shape[1], dim=1)
+        if isinstance(arg, torch.Tensor) and arg.dim() == 4 and arg.shape[1]
+        else arg
+        for arg in args
+    ]
 
 
 def _with_hinted_shapes(argument: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import fx
 from fxremat import _compilers, _torch, calibrate, enclosed
 from fxremat.annotate import regions_outside
 from fxremat.errors import FxrematError
-from fxremat.lowered import Handed, handed, lowered_peak
+from fxremat.lowered import Handed, handed, read
 from fxremat.options import Options
 from fxremat.partition import may_fuse
 from fxremat.pipeline import rewritten, split
@@ -33,11 +33,9 @@ _fallbacks: list[str] = []  # why PyTorch's partitioner took over, each time
 
 MAX_CORRECTIONS = 3  # times that a graph is planned again; each compiles both graphs anew
 
-# Inductor's scheduler tries other orders and keeps the lowest estimate; ours is planned.
-_KEEP_ORDER = {"reorder_for_peak_memory": False}
-
-# Inductor holds a dead buffer until one of its size is needed, which may be at the peak.
-_FREE_AT_ONCE = {"allow_buffer_reuse": False}
+# Under a budget. Inductor's scheduler tries other orders and keeps the lowest estimate, ours is planned;
+# and it holds a dead buffer until one of its size is needed, which may be at the peak.
+_AS_PLANNED = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
 
 
 def fxremat_backend(
@@ -64,7 +62,7 @@ def fxremat_backend(
     partition = Partitioner(parsed, enclosed.fingerprint(module, inputs))
     if parsed.compiler == "eager":
         return _compilers.compile_without_inductor(module, inputs, partition)
-    defaults = _KEEP_ORDER if parsed.budget is None else {**_KEEP_ORDER, **_FREE_AT_ONCE}
+    defaults = {} if parsed.budget is None else _AS_PLANNED
     patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
     hits_before = _compilers.cache_hits()
     enclosed.forget()
@@ -83,7 +81,14 @@ def _compile(
         attempt = _Attempt(partition, corrections)
         try:
             compiled = _compilers.compile_with_inductor(
-                module, inputs, patches, may_fuse, attempt.enclose, attempt.read, backward_now=has_bytes
+                module,
+                inputs,
+                patches,
+                may_fuse,
+                attempt.enclose,
+                attempt.read,
+                backward_now=has_bytes,
+                in_order=partition.options.budget is not None,
             )
         except Exception:  # of the attempt's own, whatever the compilers wrap it in
             if attempt.excess_bytes == 0:
@@ -130,9 +135,11 @@ class _Attempt:
         found = _reports[self.reports]
         if self.partition.given is None or len(found) != 1:
             return
-        peak = lowered_peak(code, self.partition.given)
-        if peak is not None:
-            _reports[self.reports.start] = self._judged(found[0], max(peak, found[0].lowered_peak_bytes or 0))
+        lowered = read(code, self.partition.given)
+        if lowered is not None:
+            self.partition.given = lowered.given
+            peak = max(lowered.peak_bytes, found[0].lowered_peak_bytes or 0)
+            _reports[self.reports.start] = self._judged(found[0], peak)
 
     def _judged(self, report: Report, peak_bytes: int) -> Report:
         """The report with the peak of the code.

@@ -231,8 +231,21 @@ def _example(value: Any, channels_last: bool) -> Any:
     shape = [_torch.hint(size) or 1 for size in value.shape]
     stride = [_torch.hint(step) or 0 for step in value.stride()]
     fill = 0.5 if value.dtype.is_floating_point else 0
+    if channels_last and len(shape) == 4:
+        return _channels_last(shape, stride, value).fill_(fill)
     flat = torch.full((ops.extent(shape, stride),), fill, dtype=value.dtype, device=value.device)
-    tensor = flat.as_strided(shape, stride)
-    if channels_last and tensor.dim() == 4:
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor
+    return flat.as_strided(shape, stride)
+
+
+def _channels_last(shape: list[int], stride: list[int], traced: torch.Tensor) -> torch.Tensor:
+    """A new tensor, channels last: a part of another's channels if the traced one is."""
+    images, channels, height, width = shape
+    is_contiguous = stride[1] >= height * width
+    of = max(channels, stride[0] // stride[1]) if is_contiguous and images > 1 else channels
+    full = torch.empty(
+        (images, of, height, width),
+        dtype=traced.dtype,
+        device=traced.device,
+        memory_format=torch.channels_last,
+    )
+    return full[:, :channels]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fxremat.ops import Reduction
+
 MAX_KERNEL_NODES = 64  # Inductor's default, config.max_fusion_size
 MAX_VISITED = 64  # kernels that the search for a path looks at before it takes one for found
 
@@ -14,7 +16,7 @@ class Kernel:
     """A group of steps that run as one kernel; an external kernel is a group of its own."""
 
     elements: int
-    reduction: tuple[int, int] | None
+    reduction: Reduction | None
     steps: list[int] = field(default_factory=list)
     producers: list[Kernel] = field(default_factory=list)
     is_loop: bool = True
@@ -22,15 +24,15 @@ class Kernel:
     ordinal: int = 0
     rank: int = 0
 
-    def admits(self, elements: int, reduction: tuple[int, int] | None) -> bool:
+    def admits(self, elements: int, reduction: Reduction | None) -> bool:
         """Whether a loop over so many elements can be fused into this kernel."""
         if not self.is_loop or len(self.steps) >= MAX_KERNEL_NODES:
             return False
         if reduction is not None and self.reduction is not None:
             return reduction == self.reduction
         if reduction is not None:
-            return self.elements in reduction
-        return elements == self.elements or (self.reduction is not None and elements in self.reduction)
+            return reduction.fits(self.elements)
+        return elements == self.elements if self.reduction is None else self.reduction.fits(elements)
 
 
 def in_order(found: Iterable[Kernel]) -> list[Kernel]:
@@ -40,11 +42,11 @@ def in_order(found: Iterable[Kernel]) -> list[Kernel]:
     while not is_settled:
         is_settled = True
         for kernel in kernels:
-            latest = max((producer.runs_at for producer in kernel.producers), default=0)
-            if latest > kernel.runs_at:
-                kernel.runs_at = latest
-                is_settled = False
-    kernels.sort(key=lambda kernel: (kernel.runs_at, kernel.steps[0]))
+            for producer in kernel.producers:
+                if (producer.runs_at, producer.rank) >= (kernel.runs_at, kernel.rank):
+                    kernel.runs_at, kernel.rank = producer.runs_at, producer.rank + 1
+                    is_settled = False
+    kernels.sort(key=lambda kernel: (kernel.runs_at, kernel.rank, kernel.steps[0]))
     for rank, kernel in enumerate(kernels):
         kernel.rank = rank
     return kernels
@@ -80,6 +82,27 @@ def leads_to(kernel: Kernel, producers: Sequence[Kernel]) -> bool:
             seen[producer] = None
             stack.extend(producer.producers)
     return False
+
+
+def depends_on(step: int, earlier: int, leaves: Sequence[Sequence[int]]) -> bool:
+    """Whether a step is an earlier one, or reads what is computed from it.
+
+    Args:
+        step: The step.
+        earlier: The earlier one.
+        leaves: For each step, the steps that it reads, all before it.
+
+    >>> leaves = [(), (0,), (0,), (1,)]
+    >>> [depends_on(3, earlier, leaves) for earlier in range(4)]
+    [True, True, False, True]
+    """
+    seen, stack = {step}, [step]
+    while stack:
+        for leaf in leaves[stack.pop()]:
+            if leaf >= earlier and leaf not in seen:
+                seen.add(leaf)
+                stack.append(leaf)
+    return earlier in seen
 
 
 def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
@@ -120,15 +143,14 @@ def stretches(numbers: Sequence[int], runs_again: Sequence[bool]) -> list[int]:
         runs_again: For each step, whether it is an external kernel that runs again.
 
     Returns:
-        For each step the last segment, up to its own, with such a kernel; -1 if there is none.
+        For each step the segment of the last such kernel up to it; -1 if there is none.
 
     >>> stretches([0, 1, 1, 2, 3, 3], [False, True, False, False, False, True])
-    [-1, 1, 1, 1, 3, 3]
+    [-1, 1, 1, 1, 1, 3]
     """
-    long = {number for number, again in zip(numbers, runs_again, strict=True) if again}
     found, last = [], -1
-    for number in numbers:
-        last = number if number in long else last
+    for number, again in zip(numbers, runs_again, strict=True):
+        last = number if again else last
         found.append(last)
     return found
 

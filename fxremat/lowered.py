@@ -15,8 +15,11 @@ Linear in the code.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import fx
 
 from fxremat._compilers import GeneratedCode
 from fxremat.graph import JointGraph
@@ -61,23 +64,37 @@ def handed(graph: JointGraph) -> Handed:
     )
 
 
-def lowered_peak(code: GeneratedCode, given: Handed) -> int | None:
-    """The most bytes that a graph's code holds at once, above the parameters and the batch.
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What a graph's code says.
+
+    Attributes:
+        peak_bytes: The most bytes that it holds at once, above the parameters and the batch.
+        given: What the code of the backward will not say.
+    """
+
+    peak_bytes: int
+    given: Handed
+
+
+def read(code: GeneratedCode, given: Handed) -> Lowered | None:
+    """What the code of a graph says of its memory.
 
     Args:
         code: The code of a forward or of a backward.
         given: What it does not say.
 
     Returns:
-        The peak; None for code of another shape, such as that which is split for CUDA graphs.
+        None for code of another shape, such as that which is split for CUDA graphs.
     """
     body = _body(code.text)
     if body is None:
         return None
-    run = _Run(code, given)
-    for statement in _statements(body):
+    statements = list(_statements(body))
+    run = _Run(code, given, _parts(statements))
+    for statement in statements:
         run.take(statement)
-    return run.peak_bytes
+    return Lowered(run.peak_bytes, run.given)
 
 
 def _body(text: str) -> Sequence[ast.stmt] | None:
@@ -102,12 +119,24 @@ def _statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
             yield statement
 
 
+def _parts(statements: Iterable[ast.stmt]) -> dict[str, list[str]]:
+    """For the tuples that operators return, the names that their items get later."""
+    found: dict[str, list[str]] = {}
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Subscript):
+            for whole in _names([statement.value.value]):
+                found.setdefault(whole, []).extend(_names(statement.targets))
+    return found
+
+
 class _Run:
     """The code, followed statement by statement."""
 
-    def __init__(self, code: GeneratedCode, given: Handed) -> None:
+    def __init__(self, code: GeneratedCode, given: Handed, parts: Mapping[str, Sequence[str]]) -> None:
         self.code = code
         self.given = given
+        self.parts = parts
+        self.items: dict[str, Sequence[int]] = {}  # the pieces of tuples' items that have no name yet
         self.pieces: dict[str, list[int]] = {}  # that each name refers to
         self.references: dict[int, int] = {}  # how many to each piece
         self.bytes: dict[int, int] = {}
@@ -115,6 +144,7 @@ class _Run:
         self.peak_bytes = self.live_bytes
         if code.is_backward:
             self.bytes.update(given.storage_bytes)
+        self.numbers = itertools.count(min(self.bytes, default=0) - 1, -1)  # of new pieces
 
     def take(self, statement: ast.stmt) -> None:
         """Follow one statement."""
@@ -125,6 +155,8 @@ class _Run:
                 self._delete(target)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             self._work(_written(statement.value))
+        elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
+            self._return(statement.value.elts)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple):
@@ -138,20 +170,32 @@ class _Run:
         source = _aliased(value)
         if source is not None:
             self._refer(name, self.pieces.get(source, ()))
-        elif isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name):
-            self._refer(name, piece := self._allocate(name))
-            self._refer(value.value.id, piece)
+        elif isinstance(value, ast.Subscript):
+            self._refer(name, self.items.pop(name, ()))
         elif isinstance(value, ast.Call):
             self._refer(name, self._allocate(name))
+            for item in self.parts.get(name, ()):
+                self.items[item] = self._allocate(item)
+                self._refer(name, self.items[item])
             if not _function(value).startswith(ALLOCATIONS):
                 self._work([name])
+
+    def _return(self, values: Iterable[ast.expr]) -> None:
+        """Inputs that are saved in another layout are saved as copies."""
+        storages, sizes = dict(self.given.storages), dict(self.given.storage_bytes)
+        for node, value in zip(self.code.outputs, values, strict=False):
+            pieces = self.pieces.get(_aliased(value) or "", ())
+            if isinstance(node, fx.Node) and node.op == "placeholder" and pieces:
+                storages[node.name] = tuple(pieces)
+                sizes.update((piece, self.bytes[piece]) for piece in pieces)
+        self.given = replace(self.given, storages=storages, storage_bytes=sizes)
 
     def _allocate(self, name: str) -> Sequence[int]:
         """A new piece for a buffer, by its number."""
         size = self.code.buffer_bytes(name)
         if not size:
             return ()
-        piece = -1 - len(self.bytes)
+        piece = next(self.numbers)
         self.bytes[piece] = size
         return (piece,)
 

