@@ -147,7 +147,7 @@ class _Inductor:
         for step in held_in:
             materialised[step] = False
         reuses = self._reuses(materialised, read_until)
-        extra = [*reuses, *input_copies(self.graph, self.binding), *copies]
+        extra = [*reuses, *input_copies(self.graph, self.binding), *copies, *self._parts()]
         return Lowering(materialised, runs_at, read_until, extra, held_in, read_later)
 
     # -- what becomes one kernel
@@ -320,6 +320,15 @@ class _Inductor:
         runs_at = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}
         holders = frozenset(held_in.values())
         return held_in, list(gradient_copies(self.graph, self.binding, runs_at, self.readers, holders))
+
+    def _parts(self) -> Iterable[tuple[int, int, int]]:
+        """The copies of parts of inlined values that convolutions read; the size is that of their elements."""
+        for reader, parts in self.inlining.parts_read.items():
+            for part in parts:
+                base = self.bases[part]
+                if not self.realized[base]:
+                    whole = self.graph.node_bytes(self.binding.nodes[base])
+                    yield part, reader, whole * self.loops[part].elements // self.loops[base].elements
 
     def _has_free_layout(self, step: int, is_channels_last: bool) -> bool:
         is_fixed = self.pinned[step] or (self.inlining.is_dear[step] and is_channels_last)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 from fxremat.graph import JointGraph
+from fxremat.layout import parts_read
 from fxremat.ops import Kind
 from fxremat.reads import looked_at, readers, viewed
 from fxremat.schedule import Binding
@@ -29,6 +30,7 @@ class Inlining:
         kinds: For each step, what it is; a sum that is computed with a product is an external kernel.
         bases: For each step, that whose buffer its value looks at.
         readers: For each step, those that read its buffer, views looked through.
+        parts_read: For convolutions, the views through which they read parts of values.
         pinned: For each step, whether the backward or the caller needs its value.
         leaves: For each step, the realized steps that computing it reads.
         inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
@@ -45,6 +47,7 @@ class Inlining:
         self.kinds = [loop.kind for loop in self.loops]
         self.bases = viewed(graph, binding)
         self.readers = readers(graph, binding, self.bases)
+        self.parts_read = parts_read(graph, binding, self.bases)
         outputs = {self.bases[step] for step in binding.outputs}
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
         self.leaves: list[tuple[int, ...]] = []
@@ -60,12 +63,15 @@ class Inlining:
         self.realized_readers = self._find_realized_readers()
 
     def _find_products(self) -> frozenset[int]:
-        """Products that are computed with the sum that reads them; such a sum is an external kernel."""
+        """Products that are computed with the sum that reads them; such a sum is an external kernel.
+
+        Of two products it is the second, as Inductor's patterns are tried in that order.
+        """
         found = set()
         for step, loop in enumerate(self.loops):
             if not loop.is_sum:
                 continue
-            reads = (read for read in self.binding.reads[step] if read is not None)
+            reads = (read for read in reversed(self.binding.reads[step]) if read is not None)
             product = next((read for read in reads if self._is_summand(read, step)), None)
             if product is not None:
                 found.add(product)
@@ -126,10 +132,15 @@ class Inlining:
             return True
         if loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
             return True
-        for reader in self.readers[step]:
-            if self.kinds[reader] is Kind.KERNEL or self.loops[reader].is_window:
-                return True
-        return False
+        return any(self._needs_buffer(reader, step) for reader in self.readers[step])
+
+    def _needs_buffer(self, reader: int, step: int) -> bool:
+        """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
+        if self.kinds[reader] is Kind.KERNEL:
+            parts = self.parts_read.get(reader, ())
+            reads = (read for read in self.binding.reads[reader] if read is not None)
+            return any(self.bases[read] == step and read not in parts for read in reads)
+        return self.loops[reader].is_window
 
     def _costs_much(self, step: int, reads: int) -> bool:
         """Whether computing a value inside of its readers would be too much work."""

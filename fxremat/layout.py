@@ -1,12 +1,13 @@
 """Layout: where Inductor copies a value because a convolution wants it channels last.
 
 Facts about a resolved schedule, for the fusion model. Inductor lays out channels last whatever leads to a
-convolution of the same graph, and what reads that before its last convolution.
+convolution of the same graph, and what reads that before its last convolution. Where a convolution reads a
+part of a value, such as a slice of a gradient, the part is copied, and the value needs no buffer for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from fxremat import ops
 from fxremat.graph import JointGraph
@@ -26,6 +27,29 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, int
             last.update((operand, step) for operand in operands if operand < graph.num_inputs)
     for operand, step in last.items():
         yield 0, step, graph.channels_last_bytes(operand)
+
+
+def parts_read(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dict[int, list[int]]:
+    """The views through which convolutions and their gradients read less than the whole of a value.
+
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        bases: For each step, that whose buffer its value looks at.
+
+    Returns:
+        For each step that reads such views, their steps.
+    """
+    found: dict[int, list[int]] = {}
+    for step, position in enumerate(binding.nodes):
+        for read in binding.reads[step] if position in graph.convolutions else ():
+            if read is not None and _elements(graph, binding, read) < _elements(graph, binding, bases[read]):
+                found.setdefault(step, []).append(read)
+    return found
+
+
+def _elements(graph: JointGraph, binding: Binding, step: int) -> int:
+    return graph.loops[binding.nodes[step]].elements
 
 
 def channels_last(graph: JointGraph, binding: Binding, waiting: Collection[int] = ()) -> frozenset[int]:
