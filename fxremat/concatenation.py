@@ -2,8 +2,8 @@
 
 The loops of the operands write to slices of the result. An operand whose layout is still free has no other
 buffer: it is held in the result. One that another concatenation made, that is read through a view, or whose
-layout an external kernel has fixed is copied. The gradient of a convolution that reads a result gets a copy
-of it in the backward.
+layout an external kernel has fixed is copied. In the backward convolutions and their gradients get copies of
+the results that they read.
 
 Facts about a resolved schedule, for the fusion model.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fxremat import ops
 from fxremat.graph import JointGraph
 from fxremat.ops import Kind
 from fxremat.schedule import Binding
@@ -43,14 +42,16 @@ def held_operands(
     return held
 
 
-def gradient_copies(
+def convolution_copies(
     graph: JointGraph,
     binding: Binding,
     cats: Mapping[int, int],
     readers: Sequence[Sequence[int]],
     holders: frozenset[int],
 ) -> Iterable[tuple[int, int, int]]:
-    """What gradients of convolutions read of concatenations in the backward.
+    """What convolutions and their gradients read of concatenations in the backward: each a copy of its own.
+
+    The concatenation itself is gone once they are made, unless something else needs it.
 
     Args:
         graph: The graph.
@@ -63,11 +64,8 @@ def gradient_copies(
         Triples (first step, last step, bytes).
     """
     for step, runs_at in cats.items():
-        reads = [reader for reader in readers[step] if _is_convolution_gradient(graph, binding, reader)]
-        if reads and step >= binding.boundary:
-            takes_over = len(reads) == len(readers[step]) and step not in holders
-            yield runs_at, runs_at if takes_over else max(reads), graph.node_bytes(binding.nodes[step])
-
-
-def _is_convolution_gradient(graph: JointGraph, binding: Binding, step: int) -> bool:
-    return ops.is_convolution_gradient(graph.fx_nodes[binding.nodes[step]])
+        copies = [reader for reader in readers[step] if binding.nodes[reader] in graph.convolutions]
+        if copies and step >= binding.boundary:
+            takes_over = len(copies) == len(readers[step]) and step not in holders
+            ends = [*copies[:-1], runs_at] if takes_over else copies  # the last one takes its place
+            yield from ((runs_at, end, graph.node_bytes(binding.nodes[step])) for end in ends)

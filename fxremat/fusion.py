@@ -40,7 +40,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fxremat.concatenation import gradient_copies, held_operands
+from fxremat.concatenation import convolution_copies, held_operands
 from fxremat.errors import InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.inlining import Inlining
@@ -50,7 +50,7 @@ from fxremat.kernels import Kernel, depends_on, in_order, join_calls, leads_to, 
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
 from fxremat.schedule import Binding
-from fxremat.windows import inlined_offsets
+from fxremat.windows import inlined_offsets, scatter_buffers, scatters
 
 FUSIONS = ("none", "inplace", "inductor")
 
@@ -132,6 +132,8 @@ class _Inductor:
         self.latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
         self.feeders: dict[int, dict[int, Kernel]] = {}  # of each concatenation, the loops that copy operands
         self.realized_count = 0
+        views = scatters(graph, binding, self.bases).values()
+        self.scattered = frozenset(self.bases[view] for found in views for view in found)
 
     def lower(self) -> Lowering:
         """Fuse, time, and reuse, in this order."""
@@ -148,6 +150,7 @@ class _Inductor:
             materialised[step] = False
         reuses = self._reuses(materialised, read_until)
         extra = [*reuses, *input_copies(self.graph, self.binding), *copies, *self._parts()]
+        extra += scatter_buffers(self.graph, self.binding, self.bases, runs_at)
         return Lowering(materialised, runs_at, read_until, extra, held_in, read_later)
 
     # -- what becomes one kernel
@@ -171,7 +174,7 @@ class _Inductor:
         found = [self.kernels[leaf] for leaf in self._near(step)]
         producers = list(dict.fromkeys([kernel for kernel in found if kernel is not None]))
         is_loop = self.kinds[step] is not Kind.KERNEL
-        kernel = self._joinable(step, producers) if is_loop else None
+        kernel = self._joinable(step, producers) if is_loop and step not in self.scattered else None
         if loop.is_cat and self.is_on_cpu:
             self.feeders[step] = dict(self._feeders(step))
         if kernel is None:
@@ -319,10 +322,10 @@ class _Inductor:
         kernels = ((step, self.kernels[step]) for step in self.feeders)
         runs_at = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}
         holders = frozenset(held_in.values())
-        return held_in, list(gradient_copies(self.graph, self.binding, runs_at, self.readers, holders))
+        return held_in, list(convolution_copies(self.graph, self.binding, runs_at, self.readers, holders))
 
     def _parts(self) -> Iterable[tuple[int, int, int]]:
-        """The copies of parts of inlined values that convolutions read; the size is that of their elements."""
+        """The copies of parts of inlined values that convolutions read."""
         for reader, parts in self.inlining.parts_read.items():
             for part in parts:
                 base = self.bases[part]

@@ -107,7 +107,7 @@ class Inlining:
         inlined = (self.bases[read] for read in reads if not realized[self.bases[read]])
         is_heavy = self.loops[step].is_expensive or any(self._is_heavy[base] for base in inlined)
         self._is_heavy.append(is_heavy and self.graph.is_on_cpu)
-        self.is_dear.append(self._costs_much(step, len(buffers) + len(inputs)))
+        self.is_dear.append(self._costs_much(step, self._num_reads(step)))
         realized.append(self._must_realize(step))
 
     def _find_inputs(self, step: int, reads: Sequence[int]) -> frozenset[int]:
@@ -138,9 +138,14 @@ class Inlining:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
         if self.kinds[reader] is Kind.KERNEL:
             parts = self.parts_read.get(reader, ())
-            reads = (read for read in self.binding.reads[reader] if read is not None)
+            own = self.binding.reads[reader][1 if self.loops[reader].is_scatter else 0 :]
+            reads = (read for read in own if read is not None)
             return any(self.bases[read] == step and read not in parts for read in reads)
-        return self.loops[reader].is_window
+        return self.loops[reader].is_window and self._num_reads(step) > 1
+
+    def _num_reads(self, step: int) -> int:
+        """Buffers that computing a step reads."""
+        return len(self._buffers_read[step]) + len(self.inputs_read[step])
 
     def _costs_much(self, step: int, reads: int) -> bool:
         """Whether computing a value inside of its readers would be too much work."""

@@ -155,6 +155,7 @@ class Loop:
         is_sum: Whether it is a plain sum of two values.
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
         is_draw: Whether it draws random numbers, which Inductor never does inside of a reader.
+        is_scatter: Whether it adds to its first operand at the places that its second names.
     """
 
     kind: Kind
@@ -166,6 +167,7 @@ class Loop:
     is_sum: bool = False
     is_cat: bool = False
     is_draw: bool = False
+    is_scatter: bool = False
 
 
 def picks_offsets(node: fx.Node) -> bool:
@@ -190,6 +192,7 @@ def loop(node: fx.Node) -> Loop:
         is_sum=operator is aten.add and argument(node, "alpha") == 1,
         is_cat=operator is aten.cat,
         is_draw=operator is prims.inductor_random,
+        is_scatter=operator is aten.scatter_add,
     )
 
 

@@ -1,14 +1,20 @@
-"""Windows: where Inductor computes the offsets of a maximum pooling again, inside of what reads them.
+"""Windows: what Inductor makes of maximum pooling.
 
 Pooling has two results: the largest elements, and at which offset of its window each stands. Over a small
 window the second is a loop like any other: unless it is saved or returned it gets no buffer, and what was
 pooled is held until the offsets have been read.
+
+Its gradient is a scatter where a CPU runs several threads: an operator of PyTorch's that writes over its
+first operand, which is computed for it. The other two, the index and the summands, are copied for it where
+convolutions have them lie channels last.
+
+Facts about a resolved schedule, for the fusion model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fxremat import ops
 from fxremat.graph import JointGraph
@@ -45,3 +51,42 @@ def inlined_offsets(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, 
 
 def _window_elements(graph: JointGraph, binding: Binding, pooling: int) -> int:
     return math.prod(ops.argument(graph.fx_nodes[binding.nodes[pooling]], "kernel_size"))
+
+
+def scatters(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dict[int, list[int]]:
+    """What scatters read besides their first operands.
+
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        bases: For each step, that whose buffer its value looks at.
+
+    Returns:
+        For the step of each scatter, the steps of the views through which it reads its index and its
+        summands.
+    """
+    steps = [step for step, position in enumerate(binding.nodes) if graph.loops[position].is_scatter]
+    reads = {step: [read for read in binding.reads[step] if read is not None] for step in steps}
+    return {step: [read for read in found if bases[read] != read] for step, found in reads.items()}
+
+
+def scatter_buffers(
+    graph: JointGraph, binding: Binding, bases: Sequence[int], runs_at: Sequence[int]
+) -> Iterable[tuple[int, int, int]]:
+    """What a scatter holds from when its index is computed: copies of what it reads, and its result.
+
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        bases: For each step, that whose buffer its value looks at.
+        runs_at: For each step, when its kernel runs.
+
+    Yields:
+        Triples (first step, last step, bytes).
+    """
+    for step, views in scatters(graph, binding, bases).items():
+        first = max((runs_at[bases[view]] for view in views), default=step)
+        for view in views if graph.convolutions else ():
+            yield first, step, ops.value_bytes(graph.fx_nodes[binding.nodes[view]])
+        if first < step:
+            yield first, step - 1, graph.node_bytes(binding.nodes[step])

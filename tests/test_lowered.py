@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,9 +146,25 @@ def test_returned_values_are_handed_over_once() -> None:
 
 
 @pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops do nothing, so that no C++ compiler runs; buffers are those of the real code."""
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Loops do nothing, so that no C++ compiler runs; buffers are those of the real code.
+
+    On one thread no operator reads indices that a loop has computed.
+    """
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args, **kwargs: lambda *inputs: None)
+    with threads(1):
+        yield
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch run that many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -202,6 +219,16 @@ def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> 
     assert report.lowered_peak_bytes == measured
     assert abs(report.peak_bytes - measured) <= 0.03 * measured
     assert "lowered peak" in report.summary()
+
+
+@pytest.mark.inductor
+@pytest.mark.usefixtures("codes")
+def test_the_gradient_of_pooling_on_several_threads() -> None:
+    """An operator reads copies of an index and of summands, and writes where a loop has put zeros."""
+    with threads(2):
+        report, measured = trained("unet", budget="min")
+    assert report.lowered_peak_bytes == measured
+    assert abs(report.peak_bytes - measured) <= 0.01 * measured
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
