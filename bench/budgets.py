@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import platform
 import sys
 import time
 from collections.abc import Iterable
@@ -23,10 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from provenance import provenance
 from tabulate import tabulate
 from tqdm import tqdm
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import models
 
@@ -169,7 +170,7 @@ def format_rows(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run the matrix, print it, and write it where asked."""
+    """Run the matrix and print it; where asked, write each row as soon as it is measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -181,7 +182,7 @@ def main() -> None:
     arguments = parser.parse_args()
     words = {"None": None, "min": "min"}
     budgets = [words[b] if b in words else float(b) for b in arguments.budgets or ()] or BUDGETS
-    rows = []
+    header, rows = provenance(__file__), list[dict[str, Any]]()
     progress = tqdm(total=len(arguments.models) * len(budgets), disable=None)
     for name in arguments.models:
         expected = reference(name, arguments.scale, arguments.compiler)
@@ -189,17 +190,10 @@ def main() -> None:
             progress.set_description(f"{name} {budget}")
             rows.append(row(name, arguments.scale, arguments.compiler, budget, expected))
             progress.update()
+            if arguments.json:
+                arguments.json.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n", "utf-8")
     progress.close()
     print(format_rows(rows))
-    if arguments.json:
-        header = {
-            "device": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            "date": time.strftime("%Y-%m-%d"),
-            "torch": torch.__version__,
-            "command": "python bench/" + " ".join(map(str, [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])),
-        }
-        arguments.json.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

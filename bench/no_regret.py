@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
@@ -25,8 +23,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "frontier"))
 
 import compare
-import torch
 import wrapping
+from provenance import provenance
 from race import Race, Seeker
 from tabulate import tabulate
 
@@ -83,23 +81,13 @@ def main() -> int:
         row = row_of(arguments.models[0], arguments.scale, arguments.device, arguments.rounds)
         arguments.json.write_text(json.dumps(row), encoding="utf-8")
         return 0
-    rows = [_measured(name, arguments) for name in arguments.models]
+    header, rows = provenance(__file__, arguments.device), list[dict[str, Any]]()
+    for name in arguments.models:
+        rows.append(_measured(name, arguments))
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n", "utf-8")
     print(tabulate([_shown(row) for row in rows], HEADERS, disable_numparse=True))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({**_header(arguments), "rows": rows}, indent=1) + "\n", "utf-8")
     return int(any(verdict(row) != "no regret" for row in rows))
-
-
-def _header(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Where, when and how it was measured."""
-    words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
-    return {
-        "device": platform.machine() if arguments.device == "cpu" else torch.cuda.get_device_name(),
-        "threads": torch.get_num_threads(),
-        "date": time.strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "command": "python bench/" + " ".join(words),
-    }
 
 
 HEADERS = ("model", "peak", "peak ratio", "time ratio", "95 %", "noise", "verdict")

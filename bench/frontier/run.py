@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import compare
 import torch
 import wrapping
 from peers import FAMILIES
+from provenance import provenance
 from race import Race
 from tqdm import tqdm
 
@@ -171,14 +171,8 @@ def _key(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _header(arguments: argparse.Namespace) -> dict[str, Any]:
-    on_gpu = arguments.device.startswith("cuda")
-    device = torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
     return {
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "date": time.strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "command": "python bench/frontier/" + " ".join(["run.py", *sys.argv[1:]]),
+        **provenance(__file__, arguments.device),
         "scale": arguments.scale,
         "unit": arguments.compiler,
     }

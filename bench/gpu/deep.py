@@ -22,21 +22,20 @@ import functools
 import gc
 import json
 import pathlib
-import platform
-import shlex
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import largest
 import models
 import torch
+from provenance import provenance
 from tabulate import tabulate
 from torch import Tensor, nn
 
@@ -313,12 +312,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _header(arguments: argparse.Namespace) -> dict[str, Any]:
-    on_gpu = torch.device(arguments.device).type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(arguments.device) if on_gpu else platform.machine(),
-        "date": time.strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "command": shlex.join(["python", "bench/gpu/deep.py", *sys.argv[1:]]),
+        **provenance(__file__, arguments.device),
         "scale": arguments.scale,
         "compiler": arguments.compiler,
     }
