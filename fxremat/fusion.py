@@ -121,13 +121,13 @@ class _Inductor:
     def __init__(self, graph: JointGraph, binding: Binding) -> None:
         self.graph = graph
         self.binding = binding
-        self.inlining = inlining = Inlining(graph, binding)
+        self.segments, self.stretches, self.waiting = self._segments()
+        self.inlining = inlining = Inlining(graph, binding, self.waiting)
         self.loops, self.kinds = inlining.loops, inlining.kinds
         self.bases, self.readers = inlining.bases, inlining.readers
         self.leaves, self.realized = inlining.leaves, inlining.realized
         self.realized_readers, self.pinned = inlining.realized_readers, inlining.pinned
         self.is_on_cpu = graph.is_on_cpu
-        self.segments, self.stretches, self.waiting = self._segments()
         self.kernels: list[Kernel | None] = []
         self.latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
         self.feeders: dict[int, dict[int, Kernel]] = {}  # of each concatenation, the loops that copy operands
@@ -158,12 +158,13 @@ class _Inductor:
     def _segments(self) -> tuple[list[int], list[int], frozenset[int]]:
         """The segment and the stretch of each step, -1 in the forward, and what is made to wait."""
         boundary, nodes, mirrors = self.binding.boundary, self.binding.nodes, self.binding.is_mirror
+        kinds = [self.graph.kinds[position] for position in nodes]
         steps = [
-            (nodes[step] if mirrors[step] else None, self.loops[step].kind in OWN_BUFFER)
+            (nodes[step] if mirrors[step] else None, kinds[step] in OWN_BUFFER)
             for step in range(boundary, len(nodes))
         ]
         numbers = segments(steps)
-        kernels = (self.loops[step].kind is Kind.KERNEL for step in range(boundary, len(nodes)))
+        kernels = (kind is Kind.KERNEL for kind in kinds[boundary:])
         again = [mirror and kernel for mirror, kernel in zip(mirrors[boundary:], kernels, strict=True)]
         waits = frozenset(boundary + step for step in waiting(steps, numbers))
         return [-1] * boundary + numbers, [-1] * boundary + stretches(numbers, again), waits
@@ -251,7 +252,13 @@ class _Inductor:
         if kind is Kind.KERNEL or self.pinned[step] or step in self.feeders:
             return True
         kernel = self.kernels[step]
+        if self.loops[step].is_draw and kernel is not None and self._reduces_rows(kernel):
+            return True
         return any(self.kernels[reader] is not kernel for reader in self.realized_readers[step])
+
+    def _reduces_rows(self, kernel: Kernel) -> bool:
+        """Whether, on a CPU, a kernel's loops go over rows, where numbers are drawn in one over all elements."""
+        return self.is_on_cpu and kernel.reduction is not None and kernel.reduction.written > 1
 
     # -- when things happen
 
@@ -302,7 +309,7 @@ class _Inductor:
                 continue
             size = self.graph.node_bytes(self.binding.nodes[step])
             for leaf in self.leaves[step]:
-                fits = materialised[leaf] and size == self.graph.node_bytes(self.binding.nodes[leaf]) > 0
+                fits = materialised[leaf] and self._bytes_of_one(leaf) == size > 0
                 is_fixed = leaf in taken or leaf in outputs or leaf in self.feeders
                 if not fits or is_fixed or not self._reads_last(step, leaf):
                     continue
@@ -310,6 +317,11 @@ class _Inductor:
                     taken.add(leaf)
                     yield kernel.runs_at, kernel.runs_at, -size
                     break
+
+    def _bytes_of_one(self, step: int) -> int:
+        """Bytes of a step's buffer; 0 if it has several or none."""
+        node = self.binding.nodes[step]
+        return self.graph.node_bytes(node) if len(self.graph.nodes[node].creates) == 1 else 0
 
     def _cats(self, materialised: list[bool]) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
         """The operands that are held in concatenations, and the copies that are made of these."""

@@ -7,9 +7,10 @@ in steps and reads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fxremat.graph import JointGraph
+from fxremat.kernels import summed_products
 from fxremat.layout import parts_read
 from fxremat.ops import Kind
 from fxremat.reads import looked_at, readers, viewed
@@ -27,7 +28,8 @@ class Inlining:
 
     Attributes:
         loops: For each step, what its node computes.
-        kinds: For each step, what it is; a sum that is computed with a product is an external kernel.
+        kinds: For each step, what it is; a sum that is computed with a product is an external kernel, and
+            the product is none.
         bases: For each step, that whose buffer its value looks at.
         readers: For each step, those that read its buffer, views looked through.
         parts_read: For convolutions, the views through which they read parts of values.
@@ -40,7 +42,7 @@ class Inlining:
             steps.
     """
 
-    def __init__(self, graph: JointGraph, binding: Binding) -> None:
+    def __init__(self, graph: JointGraph, binding: Binding, waits: Collection[int] = ()) -> None:
         self.graph = graph
         self.binding = binding
         self.loops = [graph.loops[position] for position in binding.nodes]
@@ -55,34 +57,16 @@ class Inlining:
         self.is_dear: list[bool] = []
         self.realized: list[bool] = []
         self._looked_at = looked_at(graph, binding)
-        self._products = self._find_products()
+        needed = {step for step in range(len(binding.nodes)) if self.pinned[step]}.union(waits)
+        products = summed_products(self.loops, binding.reads, self.readers, needed, graph.is_on_cpu)
+        for product, total in products.items():
+            self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
+        self._products = frozenset(products)
         self._buffers_read: list[tuple[int, ...]] = []  # the leaves with an operator's outputs told apart
         self._is_heavy: list[bool] = []  # whether a transcendental function is computed for it, on a CPU
         for step in range(len(binding.nodes)):
             self._realize(step)
         self.realized_readers = self._find_realized_readers()
-
-    def _find_products(self) -> frozenset[int]:
-        """Products that are computed with the sum that reads them; such a sum is an external kernel.
-
-        Of two products it is the second, as Inductor's patterns are tried in that order.
-        """
-        found = set()
-        for step, loop in enumerate(self.loops):
-            if not loop.is_sum:
-                continue
-            reads = (read for read in reversed(self.binding.reads[step]) if read is not None)
-            product = next((read for read in reads if self._is_summand(read, step)), None)
-            if product is not None:
-                found.add(product)
-                self.kinds[step] = Kind.KERNEL
-        return frozenset(found)
-
-    def _is_summand(self, product: int, step: int) -> bool:
-        """Whether a step's operand is a product of its size that nothing else reads."""
-        loop, own = self.loops[product], self.loops[step]
-        is_alone = self.readers[product] == [step] and not self._crosses(product)
-        return loop.is_product and loop.elements == own.elements and is_alone
 
     def _crosses(self, step: int) -> bool:
         boundary, readers = self.binding.boundary, self.readers[step]

@@ -106,9 +106,7 @@ _REDUCTIONS = frozenset(
 )
 
 # Functions that Inductor stores rather than computes twice on a CPU.
-_TRANSCENDENTAL = frozenset(
-    {aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh, aten.erf}
-)
+_TRANSCENDENTAL = frozenset({aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh})
 
 
 class Kind(enum.Enum):

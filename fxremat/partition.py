@@ -7,7 +7,7 @@ symbolic sizes, opaque objects, random states) is PyTorch's own, kept by PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import fx
@@ -16,7 +16,7 @@ from fxremat import _compilers, _torch, ops, twins
 from fxremat.errors import GraphError
 from fxremat.graph import JointGraph
 from fxremat.inplace import overwrites
-from fxremat.kernels import segments, stretches, waiting
+from fxremat.kernels import segments, stretches, summed_products, waiting
 from fxremat.ops import Kind
 from fxremat.rewrite import MIRROR
 from fxremat.schedule import bind
@@ -107,7 +107,8 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     the backward's start, and the memory comes back. The first mirror of each segment (``kernels.segments``)
     is made to wait for the last value before it. Only operators that get a buffer of their own in any case
     take part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more, and
-    loops alone run with their readers. Every node is told its segment and its stretch, so that the compiler
+    loops alone run with their readers. A product that is computed with a sum is not waited for, or it would
+    be computed by itself; the sum is. Every node is told its segment and its stretch, so that the compiler
     can be kept from fusing loops of two of them (``may_fuse``).
 
     Returns:
@@ -120,17 +121,38 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     again = [MIRROR in node.meta and ops.kind(node) is Kind.KERNEL for node in nodes]
     parts = stretches(numbers, again)
     first = frozenset(waiting(steps, numbers))
+    products = _summed_products(nodes, first)
+    sums = frozenset(products.values())
     waits: dict[fx.Node, fx.Node] = {}
     before: fx.Node | None = None
     for index, node in enumerate(nodes):
         node.meta[SEGMENT], node.meta[STRETCH] = numbers[index], parts[index]
         if index in first and before is not None:
             waits[node] = before
-        if _has_own_buffer(node) and isinstance(node.meta.get("val"), torch.Tensor):
+        is_computed_here = index in sums or (_has_own_buffer(node) and index not in products)
+        if is_computed_here and isinstance(node.meta.get("val"), torch.Tensor):
             before = node
     _say_channels_last(backward, waits)
     _torch.order_after(backward, waits)
     return len(waits)
+
+
+def _summed_products(nodes: Sequence[fx.Node], waiting: Collection[int]) -> dict[int, int]:
+    """Indices of the products that are computed with a sum, and of their sums."""
+    index = {node: place for place, node in enumerate(nodes)}
+    calls = [node if node.op == "call_function" else None for node in nodes]
+    loops = [ops.Loop(Kind.KERNEL, 0) if node is None else ops.loop(node) for node in calls]
+    reads = [[index[each] for each in node.all_input_nodes] for node in nodes]
+    readers = [[index[each] for each in _readers(node)] for node in nodes]
+    devices = (tensor.device.type for node in nodes for tensor in ops.tensors(node.meta.get("val")))
+    return summed_products(loops, reads, readers, waiting, {*devices} == {"cpu"})
+
+
+def _readers(node: fx.Node) -> Iterable[fx.Node]:
+    """Who reads a value, views looked through."""
+    for user in node.users:
+        is_view = user.op == "call_function" and ops.kind(user) is Kind.VIEW
+        yield from _readers(user) if is_view else (user,)
 
 
 def _say_channels_last(backward: fx.GraphModule, waiting: Iterable[fx.Node]) -> None:

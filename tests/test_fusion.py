@@ -257,6 +257,35 @@ def test_outputs_of_an_operator_are_told_apart() -> None:
     assert lowering.materialised[step["add_1"]]
 
 
+def test_of_two_products_the_second_goes_with_their_sum() -> None:
+    """The first has a buffer, to which the second is added."""
+    graph = captured(lambda x, w: torch.mm(x, w) + torch.mm(w, x), (6, 6), (6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.materialised[step["mm"]] and not lowering.materialised[step["mm_1"]]
+
+
+@pytest.mark.parametrize(("factor", "is_stored"), [(lambda y: 2.0, False), (lambda y: y, True)])
+def test_what_windows_read_often_is_stored(
+    factor: Callable[[torch.Tensor], torch.Tensor | float], is_stored: bool
+) -> None:
+    """Unless it is computed from a single buffer, which might as well be read often."""
+    shape = (2, 3, 8, 8)
+    graph = captured(lambda x, y: nn.functional.avg_pool2d(x * factor(y), 2) + y[..., :4, :4], shape, shape)
+    lowering, step = lowered(graph)
+    assert lowering.materialised[step["mul"]] == is_stored
+
+
+def test_what_a_scatter_adds_to_is_computed_for_it() -> None:
+    """Zeros have no buffer besides that of the result."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        index = torch.arange(6).reshape(2, 3) % 2
+        return torch.zeros(2, 3).scatter_add(0, index, x * 2)
+
+    lowering, step = lowered(captured(function, (2, 3)))
+    assert not lowering.materialised[step["full"]] and lowering.materialised[step["scatter_add"]]
+
+
 # --- Layout -----------------------------------------------------------------------------------------------
 
 
@@ -296,6 +325,30 @@ def test_a_gradient_gets_a_copy_of_a_recomputed_concatenation() -> None:
     assert size not in [bytes_ for *_, bytes_ in copies(graph)]
     lowering = lower(graph, bind(graph, again), "inductor")
     assert size in [bytes_ for *_, bytes_ in lowering.extra_bytes]
+
+
+def test_a_recomputed_convolution_and_its_gradient_get_copies_of_their_own() -> None:
+    """The later one's takes the place of the concatenation, which nothing else reads."""
+    graph = fxremat.capture(Joined(), torch.randn(2, 3, 8, 8), loss=lambda y: torch.tanh(y).sum())
+    again = fxremat.expand(graph, {"cat": 1, "mul": 1, "convolution_1": 1, "tanh_1": 1})
+    binding = bind(graph, again)
+    size = 2 * 8 * 8 * 8 * 4
+    found = [each for each in lower(graph, binding, "inductor").extra_bytes if each[2] == size]
+    mirror = max(step for step, name in enumerate(again) if name == "convolution_1")
+    assert sorted(last for _, last, _ in found)[-1] == mirror and len(found) == 2
+
+
+def test_a_part_of_a_gradient_is_copied_alone() -> None:
+    """The convolution's gradient reads half of the channels of what is expanded and divided."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.conv2d(x, weight, padding=1)
+        return torch.cat([x, y], 1).mean((2, 3)) ** 2
+
+    graph = captured(function, (2, 4, 8, 8), (4, 4, 3, 3))
+    lowering, step = lowered(graph)
+    assert not lowering.materialised[step["div"]]
+    assert ("slice_2", "convolution_backward", 2 * 4 * 8 * 8 * 4) in copies(graph)
 
 
 def test_what_leads_to_a_convolution_lies_channels_last() -> None:
