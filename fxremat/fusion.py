@@ -257,7 +257,7 @@ class _Inductor:
         return any(self.kernels[reader] is not kernel for reader in self.realized_readers[step])
 
     def _reduces_rows(self, kernel: Kernel) -> bool:
-        """Whether, on a CPU, a kernel's loops go over rows, where numbers are drawn in one over all elements."""
+        """Whether, on a CPU, a kernel goes over rows; numbers are drawn in a loop over all elements."""
         return self.is_on_cpu and kernel.reduction is not None and kernel.reduction.written > 1
 
     # -- when things happen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import attention
@@ -17,10 +17,13 @@ from torch import fx
 from torch._inductor.async_compile import AsyncCompile
 
 import fxremat
-from fxremat import backend
+from fxremat import backend, pipeline
 from fxremat._compilers import GeneratedCode
+from fxremat.fusion import lower
 from fxremat.lowered import Handed, Lowered, handed, read
 from fxremat.measure import measure_peak
+from fxremat.pipeline import planned
+from fxremat.schedule import bind
 
 NOTHING = Handed({}, {}, 0, {})
 
@@ -196,6 +199,24 @@ def trained(name: str, **options: object) -> tuple[fxremat.Report, int]:
     return fxremat.reports()[-1], measure_peak(step, device="cpu").peak_bytes
 
 
+ALLOCATION = re.compile(r"^ +(\w+) = (?:empty_strided\w*\(|extern_kernels\.|torch\.ops\.|\w+\[\d+\]$)", re.M)
+
+
+def allocated(code: GeneratedCode) -> Iterator[int]:
+    """Bytes of each buffer that a graph's code allocates, be it that an operator does."""
+    sizes = (code.buffer_bytes(name) for name in ALLOCATION.findall(code.text))
+    return (size for size in sizes if size)
+
+
+def planned_buffers(graph: fxremat.JointGraph, schedule: Sequence[str]) -> Iterable[int]:
+    """Bytes of each buffer that the fusion model expects; a loop that writes over another's has none."""
+    lowering = lower(graph, bind(graph, schedule), "inductor")
+    copies = [size for *_, size in lowering.extra_bytes]
+    reused = Counter(-size for size in copies if size < 0)
+    sizes = Counter(life.bytes for life in fxremat.profile(graph, schedule, "inductor").intervals)
+    return (sizes + Counter(size for size in copies if size > 0) - reused).elements()
+
+
 def too_much(factor: float, times: int) -> Callable[[GeneratedCode, Handed], Lowered | None]:
     """What ``read`` would say of more buffers than there are, so many times."""
     left = [times]
@@ -219,6 +240,26 @@ def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> 
     assert report.lowered_peak_bytes == measured
     assert abs(report.peak_bytes - measured) <= 0.03 * measured
     assert "lowered peak" in report.summary()
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("budget", [0.7, "min"])
+@pytest.mark.parametrize(
+    "name", ["gated_mlp", "transformer", "resnet", "encoder_decoder", "vision_transformer"]
+)
+def test_buffers_are_those_that_the_code_allocates(
+    name: str, budget: float | str, codes: list[GeneratedCode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by size, of both graphs; those that the model has and the code has not, and the reverse."""
+    graphs = []
+    monkeypatch.setattr(
+        pipeline, "planned", lambda graph, *rest: planned(graphs.append(graph) or graph, *rest)
+    )
+    report, _ = trained(name, budget=budget)
+    found = Counter(size for code in codes[-2:] for size in allocated(code))
+    told = Counter(planned_buffers(graphs[-1], report.solution.schedule))
+    different = sum(size * count for size, count in ((found - told) + (told - found)).items())
+    assert different <= 0.03 * sum(size * count for size, count in found.items())
 
 
 @pytest.mark.inductor
