@@ -38,6 +38,7 @@ __all__ = [
     "PassedThrough",
     "annotate",
     "cse",
+    "dear_functions",
     "default_partition",
     "extract_forward_backward",
     "finish_partition",
@@ -77,6 +78,14 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call with only those keywords that this torch version's ``function`` takes."""
     known = inspect.signature(function).parameters
     return function(*args, **{key: value for key, value in kwargs.items() if key in known})
+
+
+def dear_functions() -> frozenset[Any]:
+    """The operators whose results Inductor stores, on a CPU, rather than compute them twice."""
+    aten = torch.ops.aten
+    if torch.__version__ < (2, 13):
+        return frozenset({aten.exp, aten.sigmoid})
+    return frozenset({aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh})
 
 
 # --- What a node of a joint graph stands for -------------------------------------------------------

@@ -105,8 +105,7 @@ _REDUCTIONS = frozenset(
     }
 )
 
-# Functions that Inductor stores rather than computes twice on a CPU.
-_TRANSCENDENTAL = frozenset({aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh})
+_DEAR = _torch.dear_functions()
 
 
 class Kind(enum.Enum):
@@ -184,7 +183,7 @@ def loop(node: fx.Node) -> Loop:
     return Loop(
         lowered,
         elements,
-        is_expensive=operator in _TRANSCENDENTAL,
+        is_expensive=operator in _DEAR,
         is_window=operator in _WINDOWS,
         is_product=operator is aten.mm,
         is_sum=operator is aten.add and argument(node, "alpha") == 1,

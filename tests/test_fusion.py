@@ -102,11 +102,14 @@ def test_outer_reductions_run_with_their_like() -> None:
 
 
 def test_what_an_expensive_function_is_part_of_is_stored() -> None:
-    """Where two loops read it; the exponential itself is inlined. A cheap value is computed in both."""
+    """Where two loops read it; the exponential itself is inlined. A cheap value is computed in both.
+
+    The error function is as cheap as a sum.
+    """
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         a = torch.mm(x, w)
-        dear, cheap = torch.exp(a) + 1, a * 2 + 1
+        dear, cheap = torch.exp(a) + 1, torch.erf(a) + 1
         first = torch.mm(dear / 3 + cheap, w)
         return torch.mm(first, dear * 4 - cheap + first)
 
