@@ -83,7 +83,7 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def dear_functions() -> frozenset[Any]:
     """The operators whose results Inductor stores, on a CPU, rather than compute them twice."""
     aten = torch.ops.aten
-    if torch.__version__ < (2, 13):
+    if torch.__version__ < "2.13":
         return frozenset({aten.exp, aten.sigmoid})
     return frozenset({aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh})
 
