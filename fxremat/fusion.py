@@ -5,29 +5,33 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
 
 1. *Inlining* (``inlining.py``). A pointwise value with few reads is not computed where it stands but inside
    each of its readers; what it reads is then held until the last of those has run. It is realized all the
-   same if the backward or the caller needs it, if an external kernel reads it, if it draws random numbers, or
-   if it is read more than once and expensive (more than 4 buffers read, or transcendental, on a CPU).
+   same if the backward or the caller needs it, if an external kernel reads it, if it draws random numbers, if
+   windows of it are read and it reads more than one buffer, or if it is read more than once and expensive
+   (more than 4 buffers read, or transcendental, on a CPU).
 2. *Fusion.* Realized loops over the same elements become one kernel where no path between them leaves it:
    a loop with what it reads, and loops near each other that read the same buffer or input. A value that only
    its own kernel reads needs no buffer. Reductions over different dimensions do not fuse, nor one of outer
    dimensions and a loop over what it reads. The kernel runs where the first of its loops stands, or as soon
    as all that it reads is there.
 3. *Products.* A product of two matrices that a sum of the same size alone reads is computed with the sum,
-   by ``addmm``, where the sum stands.
+   by ``addmm``, where the sum stands (``kernels.summed_products``).
 4. *In place.* A loop writes over an operand of the same size that no later kernel reads, nor a loop of its
    own kernel that it does not depend on.
 5. *Layout.* Convolutions work channels last. What they read of the caller's (weights, images) is copied at
-   the forward's start, and the copy is held as long as a convolution or its gradient reads it.
+   the forward's start, and the copy is held as long as a convolution or its gradient reads it. Parts of
+   inlined values that they read are copied alone.
 
-On a CPU two more:
+On a CPU three more:
 
 6. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
    what they read is freed after it.
 7. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
    the first of them (``concatenation.py``). An operand that is copied there by a near kernel is read by
    that kernel, not where the concatenation stands.
+8. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
+   all elements.
 
-A value of pooling may be computed again where it is read (``windows.py``).
+A value of pooling may be computed again where it is read, and its gradient may be a scatter (``windows.py``).
 
 This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, not loop indices. How far
 it is off is a tested figure (docs/limits). Linear in steps and reads.
