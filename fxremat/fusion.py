@@ -50,7 +50,17 @@ from fxremat.graph import JointGraph
 from fxremat.inlining import Inlining
 from fxremat.inplace import Overwrite, overwrites
 from fxremat.instances import Instances, storage_instances
-from fxremat.kernels import Kernel, depends_on, in_order, join_calls, leads_to, segments, stretches, waiting
+from fxremat.kernels import (
+    Kernel,
+    depends_on,
+    in_order,
+    join_calls,
+    leads_to,
+    segments,
+    spread,
+    stretches,
+    waiting,
+)
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Kind
 from fxremat.schedule import Binding
@@ -145,6 +155,7 @@ class _Inductor:
         for step in steps:
             self.kernels.append(self._fuse(step) if self.realized[step] else None)
         kernels = in_order(dict.fromkeys(kernel for kernel in self.kernels if kernel is not None))
+        spread(kernels, self.binding.boundary, len(steps))
         if self.is_on_cpu:
             join_calls(kernels, self.binding.boundary)
         runs_at, read_until, read_later = self._times()
@@ -182,8 +193,10 @@ class _Inductor:
         kernel = self._joinable(step, producers) if is_loop and step not in self.scattered else None
         if loop.is_cat and self.is_on_cpu:
             self.feeders[step] = dict(self._feeders(step))
+        place = self.inlining.realized_at(step)
         if kernel is None:
-            kernel = Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=step)
+            kernel = Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=place)
+        kernel.runs_at = min(kernel.runs_at, place)
         kernel.reduction = kernel.reduction or loop.reduction
         kernel.elements = max(kernel.elements, loop.elements)
         kernel.steps.append(step)

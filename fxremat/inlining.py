@@ -118,6 +118,13 @@ class Inlining:
             return True
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
+    def realized_at(self, step: int) -> int:
+        """Where a value is realized: where it stands, or where the windows are that alone read it."""
+        kind, loop, readers = self.kinds[step], self.loops[step], self.readers[step]
+        is_late = len(readers) == 1 and self.loops[readers[0]].is_window
+        stays = self.pinned[step] or self.is_dear[step] or loop.is_window or loop.is_draw or loop.is_cat
+        return readers[0] if kind is Kind.POINTWISE and is_late and not stays else step
+
     def _needs_buffer(self, reader: int, step: int) -> bool:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
         if self.kinds[reader] is Kind.KERNEL:

@@ -52,6 +52,25 @@ def in_order(found: Iterable[Kernel]) -> list[Kernel]:
     return kernels
 
 
+def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
+    """Let kernels that have waited for others run behind these, not at the same step.
+
+    Loops at one step are one call. There are more steps than kernels, so that those that are put off catch up.
+
+    Args:
+        kernels: All kernels, in order.
+        boundary: The first step of the backward, which is a program of its own.
+        num_steps: How many steps there are.
+    """
+    before: Kernel | None = None
+    for kernel in kernels:
+        if before is not None and kernel.runs_at <= before.runs_at:
+            is_one_call = kernel.is_loop and before.is_loop
+            end = boundary if kernel.steps[0] < boundary else num_steps
+            kernel.runs_at = min(before.runs_at + (not is_one_call), end - 1)
+        before = kernel
+
+
 def join_calls(kernels: Sequence[Kernel], boundary: int) -> None:
     """Let loops between two external kernels run together, where the last of them stands.
 

@@ -17,7 +17,8 @@ from fxremat import _compilers
 from fxremat.errors import InvalidOptionError
 from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
-from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, waiting
+from fxremat.inlining import Inlining
+from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, spread, waiting
 from fxremat.layout import channels_last, input_copies
 from fxremat.ops import Reduction
 from fxremat.schedule import bind
@@ -81,6 +82,34 @@ def test_loops_between_external_kernels_are_one_call() -> None:
     kernels = [kernel(0, is_loop=False), kernel(1), kernel(2), kernel(4, is_loop=False), kernel(5), kernel(7)]
     join_calls(kernels, boundary=6)
     assert [each.runs_at for each in kernels] == [0, 2, 2, 4, 5, 7]
+
+
+def test_kernels_that_waited_run_behind_each_other() -> None:
+    """Two products that a loop at 3 has kept waiting, the second in the last step of the forward."""
+    loops = kernel(3), kernel(3)
+    waiting_ones = [kernel(3, is_loop=False), kernel(3, is_loop=False)]
+    last = kernel(7, is_loop=False)
+    spread([*loops, *waiting_ones, last], 5, 8)
+    assert [each.runs_at for each in (*loops, *waiting_ones, last)] == [3, 3, 4, 4, 7]
+
+
+def test_what_windows_alone_read_is_computed_there() -> None:
+    """Behind the product that stands between; what something else reads, too, is computed where it stands."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, is_alone: bool) -> torch.Tensor:
+        y = x * w.mean()
+        z = torch.mm(w, w) if is_alone else torch.mm(w, w) + y.sum()
+        return nn.functional.avg_pool2d(y, 2) + z.mean()
+
+    for is_alone in (True, False):
+        graph = captured(lambda x, w, alone=is_alone: function(x, w, alone), (2, 3, 8, 8), (6, 6))
+        binding = bind(graph, fxremat.expand(graph, {"mul": 1}))
+        step = next(
+            step for step, node in enumerate(binding.nodes) if graph.names[node - graph.num_inputs] == "mul"
+        )
+        inlining = Inlining(graph, binding)
+        pool = graph.names.index("avg_pool2d")
+        assert (inlining.realized_at(step) == pool) == is_alone
 
 
 def test_paths_between_kernels_are_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -232,8 +233,13 @@ def too_much(factor: float, times: int) -> Callable[[GeneratedCode, Handed], Low
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
-@pytest.mark.parametrize("budget", [None, "min"])
-@pytest.mark.parametrize("name", ["transformer", "resnet", "unet", "gated_mlp", "dropout_mlp"])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        *itertools.product(["transformer", "resnet", "unet", "gated_mlp", "dropout_mlp"], [None, "min"]),
+        ("densenet", "min"),
+    ],
+)
 def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> None:
     """Copies of weights in another layout and scratch memory included; and close to the predicted one."""
     report, measured = trained(name, budget=budget)
