@@ -55,7 +55,7 @@ def in_order(found: Iterable[Kernel]) -> list[Kernel]:
 def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
     """Let kernels that have waited for others run behind these, not at the same step.
 
-    Loops at one step are one call. There are more steps than kernels, so that those that are put off catch up.
+    Loops at one step are one call. There are more steps than kernels, so that those put off catch up.
 
     Args:
         kernels: All kernels, in order.
