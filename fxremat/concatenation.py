@@ -46,6 +46,7 @@ def convolution_copies(
     graph: JointGraph,
     binding: Binding,
     cats: Mapping[int, int],
+    runs_at: Sequence[int],
     readers: Sequence[Sequence[int]],
     holders: frozenset[int],
 ) -> Iterable[tuple[int, int, int]]:
@@ -57,15 +58,16 @@ def convolution_copies(
         graph: The graph.
         binding: The resolved schedule.
         cats: The steps that concatenate, and when the last of each one's operands is there.
+        runs_at: For each step, when its kernel runs.
         readers: For each step, those that read its value, views looked through.
         holders: The concatenations that operands are held in.
 
     Yields:
         Triples (first step, last step, bytes).
     """
-    for step, runs_at in cats.items():
-        copies = [reader for reader in readers[step] if binding.nodes[reader] in graph.convolutions]
+    for step, first in cats.items():
+        copies = [runs_at[reader] for reader in readers[step] if binding.nodes[reader] in graph.convolutions]
         if copies and step >= binding.boundary:
             takes_over = len(copies) == len(readers[step]) and step not in holders
-            ends = [*copies[:-1], runs_at] if takes_over else copies  # the last one takes its place
-            yield from ((runs_at, end, graph.node_bytes(binding.nodes[step])) for end in ends)
+            ends = [*copies[:-1], first] if takes_over else copies  # the last one takes its place
+            yield from ((first, end, graph.node_bytes(binding.nodes[step])) for end in ends)

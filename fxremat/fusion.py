@@ -160,11 +160,11 @@ class _Inductor:
             join_calls(kernels, self.binding.boundary)
         runs_at, read_until, read_later = self._times()
         materialised = [self._materialised(step) for step in steps]
-        held_in, copies = self._cats(materialised)
+        held_in, copies = self._cats(runs_at)
         for step in held_in:
             materialised[step] = False
         reuses = self._reuses(materialised, read_until)
-        extra = [*reuses, *input_copies(self.graph, self.binding), *copies, *self._parts()]
+        extra = [*reuses, *input_copies(self.graph, self.binding), *copies, *self._parts(runs_at)]
         extra += scatter_buffers(self.graph, self.binding, self.bases, runs_at)
         return Lowering(materialised, runs_at, read_until, extra, held_in, read_later)
 
@@ -340,7 +340,7 @@ class _Inductor:
         node = self.binding.nodes[step]
         return self.graph.node_bytes(node) if len(self.graph.nodes[node].creates) == 1 else 0
 
-    def _cats(self, materialised: list[bool]) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+    def _cats(self, runs_at: Sequence[int]) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
         """The operands that are held in concatenations, and the copies that are made of these."""
         if not self.feeders:
             return {}, []
@@ -349,18 +349,20 @@ class _Inductor:
         free = frozenset(read for read in reads if self._has_free_layout(read, read in channels))
         held_in = held_operands(self.graph, self.binding, self.feeders, free)
         kernels = ((step, self.kernels[step]) for step in self.feeders)
-        runs_at = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}
+        complete = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}
         holders = frozenset(held_in.values())
-        return held_in, list(convolution_copies(self.graph, self.binding, runs_at, self.readers, holders))
+        copies = convolution_copies(self.graph, self.binding, complete, runs_at, self.readers, holders)
+        return held_in, list(copies)
 
-    def _parts(self) -> Iterable[tuple[int, int, int]]:
+    def _parts(self, runs_at: Sequence[int]) -> Iterable[tuple[int, int, int]]:
         """The copies of parts of inlined values that convolutions read."""
         for reader, parts in self.inlining.parts_read.items():
             for part in parts:
                 base = self.bases[part]
                 if not self.realized[base]:
                     whole = self.graph.node_bytes(self.binding.nodes[base])
-                    yield part, reader, whole * self.loops[part].elements // self.loops[base].elements
+                    size = whole * self.loops[part].elements // self.loops[base].elements
+                    yield part, runs_at[reader], size
 
     def _has_free_layout(self, step: int, is_channels_last: bool) -> bool:
         is_fixed = self.pinned[step] or (self.inlining.is_dear[step] and is_channels_last)

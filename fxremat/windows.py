@@ -85,8 +85,9 @@ def scatter_buffers(
         Triples (first step, last step, bytes).
     """
     for step, views in scatters(graph, binding, bases).items():
-        first = max((runs_at[bases[view]] for view in views), default=step)
+        last = runs_at[step]
+        first = max((runs_at[bases[view]] for view in views), default=last)
         for view in views if graph.convolutions else ():
-            yield first, step, ops.value_bytes(graph.fx_nodes[binding.nodes[view]])
-        if first < step:
-            yield first, step - 1, graph.node_bytes(binding.nodes[step])
+            yield first, last, ops.value_bytes(graph.fx_nodes[binding.nodes[view]])
+        if first < last:
+            yield first, last - 1, graph.node_bytes(binding.nodes[step])

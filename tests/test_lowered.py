@@ -212,6 +212,7 @@ def allocated(code: GeneratedCode) -> Iterator[int]:
 def planned_buffers(graph: fxremat.JointGraph, schedule: Sequence[str]) -> Iterable[int]:
     """Bytes of each buffer that the fusion model expects; a loop that writes over another's has none."""
     lowering = lower(graph, bind(graph, schedule), "inductor")
+    assert all(first <= last for first, last, _ in lowering.extra_bytes)
     copies = [size for *_, size in lowering.extra_bytes]
     reused = Counter(-size for size in copies if size < 0)
     sizes = Counter(life.bytes for life in fxremat.profile(graph, schedule, "inductor").intervals)
