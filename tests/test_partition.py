@@ -227,6 +227,29 @@ def test_each_recomputed_segment_waits_for_its_gradient() -> None:
     assert not any(name.startswith("mm") for name in between)
 
 
+def test_a_sum_is_waited_for_rather_than_its_product() -> None:
+    """A product with a second reader would be computed by itself; with one it becomes an addmm."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(4, 4))
+            self.b, self.c = (nn.Parameter(torch.randn(4, 4), requires_grad=False) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = (x @ self.a).tanh()
+            return ((h @ self.b) * (h @ self.c).sigmoid()).sum()
+
+    graph = fxremat.capture(Gated(), torch.randn(4, 4))
+    _, backward = partition(rewrite(graph, expand(graph, {"mm": 1, "tanh": 1})))
+    assert order_recomputation(backward) == 1
+    (again,) = (node for node in backward.graph.nodes if node.name == "mm_mirror1")
+    (gate,) = again.args[0]
+    first, second = gate.args
+    assert gate.target is torch.ops.aten.add.Tensor and second.target is torch.ops.aten.mm.default
+    assert list(second.users) == [gate] and list(first.users) == [gate]
+
+
 def test_convolutions_that_wait_are_laid_out_as_the_others() -> None:
     """What Inductor calls the layout of a convolution that waits is channels last; others are as traced."""
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Conv2d(4, 4, 3, bias=False), nn.Tanh())))
