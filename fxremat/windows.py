@@ -87,7 +87,7 @@ def scatter_buffers(
     for step, views in scatters(graph, binding, bases).items():
         last = runs_at[step]
         first = max((runs_at[bases[view]] for view in views), default=last)
-        for view in views if graph.convolutions else ():
+        for view in views if graph.convolutions and graph.is_on_cpu else ():
             yield first, last, ops.value_bytes(graph.fx_nodes[binding.nodes[view]])
         if first < last:
             yield first, last - 1, graph.node_bytes(binding.nodes[step])
