@@ -146,8 +146,9 @@ class _Inductor:
         self.latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
         self.feeders: dict[int, dict[int, Kernel]] = {}  # of each concatenation, the loops that copy operands
         self.realized_count = 0
-        views = scatters(graph, binding, self.bases).values()
-        self.scattered = frozenset(self.bases[view] for found in views for view in found)
+        self.scatters = scatters(graph, binding, self.bases)
+        views = itertools.chain(*self.scatters.values())
+        self.scattered = frozenset(self.bases[view] for view in views)
 
     def lower(self) -> Lowering:
         """Fuse, time, and reuse, in this order."""
@@ -165,7 +166,7 @@ class _Inductor:
             materialised[step] = False
         reuses = self._reuses(materialised, read_until)
         extra = [*reuses, *input_copies(self.graph, self.binding), *copies, *self._parts(runs_at)]
-        extra += scatter_buffers(self.graph, self.binding, self.bases, runs_at)
+        extra += scatter_buffers(self.graph, self.binding, self.scatters, self.bases, runs_at)
         return Lowering(materialised, runs_at, read_until, extra, held_in, read_later)
 
     # -- what becomes one kernel

@@ -151,11 +151,8 @@ def summed_products(
     for step, loop in enumerate(loops):
         if not loop.is_sum:
             continue
-        if (
-            not on_cpu
-            and step not in needed
-            and all(loops[each].kind is Kind.POINTWISE for each in readers[step])
-        ):
+        has_loops_alone = all(loops[each].kind is Kind.POINTWISE for each in readers[step])
+        if has_loops_alone and step not in needed and not on_cpu:
             continue
         for read in reversed(reads[step]):
             if read is None or read in needed or readers[read] != [step]:

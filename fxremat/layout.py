@@ -41,7 +41,7 @@ def parts_read(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dic
         For each step that reads such views, their steps.
     """
     found: dict[int, list[int]] = {}
-    for step, position in enumerate(binding.nodes):
+    for step, position in enumerate(binding.nodes if graph.convolutions else ()):
         for read in binding.reads[step] if position in graph.convolutions else ():
             if read is not None and _elements(graph, binding, read) < _elements(graph, binding, bases[read]):
                 found.setdefault(step, []).append(read)

@@ -14,7 +14,7 @@ Facts about a resolved schedule, for the fusion model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fxremat import ops
 from fxremat.graph import JointGraph
@@ -71,20 +71,25 @@ def scatters(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dict[
 
 
 def scatter_buffers(
-    graph: JointGraph, binding: Binding, bases: Sequence[int], runs_at: Sequence[int]
+    graph: JointGraph,
+    binding: Binding,
+    found: Mapping[int, Sequence[int]],
+    bases: Sequence[int],
+    runs_at: Sequence[int],
 ) -> Iterable[tuple[int, int, int]]:
     """What a scatter holds from when its index is computed: copies of what it reads, and its result.
 
     Args:
         graph: The graph.
         binding: The resolved schedule.
+        found: What ``scatters`` says.
         bases: For each step, that whose buffer its value looks at.
         runs_at: For each step, when its kernel runs.
 
     Yields:
         Triples (first step, last step, bytes).
     """
-    for step, views in scatters(graph, binding, bases).items():
+    for step, views in found.items():
         last = runs_at[step]
         first = max((runs_at[bases[view]] for view in views), default=last)
         for view in views if graph.convolutions and graph.is_on_cpu else ():
