@@ -33,9 +33,7 @@ __all__ = [
     "inductor_joint_passes",
     "inductor_modes",
     "inductor_option_names",
-    "is_profiling",
     "lays_out_channels_last",
-    "real_tensors",
     "source_hash",
     "unlimited_recompilation",
 ]
@@ -258,18 +256,6 @@ def lays_out_channels_last(module: fx.GraphModule) -> bool:
     from torch._inductor.graph import GraphLowering
 
     return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
-
-
-def is_profiling() -> bool:
-    """Whether a profiler is recording in this thread."""
-    return bool(torch._C._autograd._profiler_enabled())
-
-
-@contextlib.contextmanager
-def real_tensors() -> Iterator[None]:
-    """Make new tensors real ones although the caller is tracing with fake ones."""
-    with torch.utils._python_dispatch._disable_current_modes():
-        yield
 
 
 def source_hash(folder: pathlib.Path) -> bytes:

@@ -1,15 +1,17 @@
 """Calibration: what each distinct operator of a graph takes on this machine, found by running it once.
 
 Two figures no formula gives are read off: the *scratch* bytes that an operator allocates and frees again
-while it runs (a convolution's reordered operands, a dropout's random numbers), and its seconds. An operator
-is run alone on example operands of the traced sizes, once per target, sizes, dtypes, strides and other
-arguments: its scratch in each process, its seconds once for all processes, for they are kept in the device's
-ledger. Random states are restored. Operators with effects, of unknown purity, on devices that are not there,
-that refuse the examples, or that would trust them blindly, have no scratch that is known: 0, and no seconds.
+while it runs (a convolution's reordered operands, a dropout's random numbers, the whole base of a view that is
+copied), and its seconds. An operator is run alone, in a thread of its own, on example operands of the traced
+sizes, once per target, sizes, dtypes, strides and other arguments: its scratch in each process, its seconds
+once for all processes, for they are kept in the device's ledger. Random states are restored. Operators with
+effects, of unknown purity, on devices that are not there, that refuse the examples, or that would trust them
+blindly, have no scratch that is known: 0, and no seconds.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import astuple
@@ -20,12 +22,12 @@ from tabulate import tabulate
 from torch import fx
 from tqdm import tqdm
 
-from fxremat import _compilers, _torch, ledger, ops
+from fxremat import _profilers, _torch, ledger, ops
 from fxremat.graph import JointGraph
-from fxremat.measure import measure_peak
+from fxremat.measure import allocated_bytes
 from fxremat.rates import KEY, REFUSALS, alone, facts, is_present, present, rates, seconds_per_call, source
 
-# For this process, by signature; scratch bytes for convolutions laid out as they are and channels last.
+# For this process, by signature; scratch bytes where convolutions are laid out as traced, and as Inductor does.
 _scratch_bytes: dict[bool, dict[str, int]] = {}
 
 # Operators that could not be timed in this process; another may have the memory for them.
@@ -41,21 +43,18 @@ _TRUSTING = frozenset(
 )
 
 SECONDS_DIGITS = 3
-NEGLIGIBLE = 1 / 1000  # of the traffic of a graph's largest operator: smaller ones are not run for scratch
-
 
 _Figure = TypeVar("_Figure", int, "float | None")
 
 
 def scratch_bytes(graph: JointGraph, fusion: str) -> tuple[int, ...]:
-    """Scratch bytes of each node of a graph; loops have none, for they run in registers."""
-    loops = (ops.Kind.POINTWISE, ops.Kind.REDUCTION) if fusion == "inductor" else (ops.Kind.POINTWISE,)
-    nodes = [node for node in _runnable(graph) if ops.is_random(node) or ops.kind(node) not in loops]
-    largest = max(map(ops.moved_bytes, nodes), default=0)
-    nodes = [node for node in nodes if ops.moved_bytes(node) > largest * NEGLIGIBLE]
-    channels_last = fusion == "inductor"  # how Inductor lays out what a convolution reads
-    table = _scratch_bytes.setdefault(channels_last, {})
-    _fill(table, nodes, lambda node: _measure_scratch(node, channels_last), "measuring scratch memory")
+    """Scratch bytes of each node of a graph; under Inductor loops have none, for they run in registers."""
+    is_inductor = fusion == "inductor"
+    in_registers = (ops.Kind.POINTWISE, ops.Kind.REDUCTION) if is_inductor else ()
+    nodes = [node for node in _runnable(graph) if ops.is_random(node) or ops.kind(node) not in in_registers]
+    table = _scratch_bytes.setdefault(is_inductor, {})
+    measure = _scratch_under_inductor if is_inductor else _scratch
+    _fill(table, nodes, measure, "measuring scratch memory")
     known = {node.name: table[signature(node)] for node in nodes}
     return tuple(known.get(node.name, 0) for node in graph.nodes)
 
@@ -63,6 +62,8 @@ def scratch_bytes(graph: JointGraph, fusion: str) -> tuple[int, ...]:
 def seconds(graph: JointGraph) -> dict[str, float]:
     """Seconds of each node that could be run alone, by name; from the ledger where they are known already."""
     found: dict[str, float] = {}
+    if _profilers.is_profiling():  # what were timed is the profiler
+        return found
     for device, nodes in _by_device(graph).items():
         book = ledger.open_ledger(facts(device))
         keys = [signature(node) for node in nodes]
@@ -95,13 +96,14 @@ def _by_device(graph: JointGraph) -> dict[torch.device, list[fx.Node]]:
 def fingerprint(cost: str | Mapping[str, float]) -> str:
     """A text that changes whenever what was measured for a cost does; caches of compiled graphs depend on it.
 
-    Under a profiler, where nothing is measured, it is another.
+    Under a profiler, where nothing is timed, it is another.
 
     >>> fingerprint("roofline") == fingerprint("roofline")
     True
     """
-    parts: list[object] = [_compilers.is_profiling()]
+    parts: list[object] = []
     if not isinstance(cost, Mapping):
+        parts += [_profilers.is_profiling()]
         parts += [(device.type, astuple(rates(device))) for device in present()]
     if cost == "measured":
         parts += [ledger.open_ledger(facts(device)).name for device in present()]
@@ -154,8 +156,6 @@ def _sizes(sizes: Iterable[int]) -> list[int | None]:
 
 
 def _runnable(graph: JointGraph) -> Iterable[fx.Node]:
-    if _compilers.is_profiling():  # the user's own profiler is running, and there can be but one
-        return
     for index, node in enumerate(graph.fx_nodes):
         if index < graph.num_inputs or ops.kind(node) is ops.Kind.VIEW or _torch.is_symbolic(node):
             continue
@@ -184,21 +184,32 @@ def _fill(
     title: str,
 ) -> None:
     fresh = {key: node for node in nodes if (key := signature(node)) not in table}
-    with alone(map(_device, fresh.values())):
+    if not fresh:
+        return
+    with alone(map(_device, fresh.values())) as run:
         for key, node in tqdm(fresh.items(), title, disable=None, leave=False, delay=1.0):
-            table[key] = measure(node)
+            table[key] = run(functools.partial(measure, node))
 
 
-def _measure_scratch(node: fx.Node, channels_last: bool) -> int:
+def _scratch(node: fx.Node, channels_last: bool = False) -> int:
     device = _device(node)
     try:
         call = _call(node, channels_last)
         if device.type == "cuda":
             call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
-        measured = measure_peak(call, device=device)
+        taken = allocated_bytes(call, device)
     except REFUSALS:
         return 0
-    return max(0, measured.peak_bytes - ops.value_bytes(node))
+    return max(0, taken - ops.value_bytes(node))
+
+
+def _scratch_under_inductor(node: fx.Node) -> int:
+    """Inductor lays out channels last what convolutions read.
+
+    An image of one channel is laid out so in any case, and may have the strides of either order: torch's own
+    convolution then takes it for channels first, and copies the others.
+    """
+    return _scratch(node, ops.is_convolution(node) or ops.is_convolution_gradient(node))
 
 
 def _measure_seconds(node: fx.Node) -> float | None:
@@ -211,8 +222,6 @@ def _measure_seconds(node: fx.Node) -> float | None:
 
 def _call(node: fx.Node, channels_last: bool = False) -> Callable[[], object]:
     """The node on example operands, as a callable."""
-    channels_last &= ops.is_convolution(node) or ops.is_convolution_gradient(node)
-
     def example(argument: Any) -> Any:
         value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
         return _example(value, channels_last)
@@ -231,7 +240,7 @@ def _example(value: Any, channels_last: bool) -> Any:
     shape = [_torch.hint(size) or 1 for size in value.shape]
     stride = [_torch.hint(step) or 0 for step in value.stride()]
     fill = 0.5 if value.dtype.is_floating_point else 0
-    if channels_last and len(shape) == 4:
+    if channels_last and ops.is_channels_first(value):
         return _channels_last(shape, stride, value).fill_(fill)
     flat = torch.full((ops.extent(shape, stride),), fill, dtype=value.dtype, device=value.device)
     return flat.as_strided(shape, stride)

@@ -94,7 +94,6 @@ class Example:
 
     def peak_bytes(self, loss_of: Callable[..., Any]) -> int:
         """The measured peak of a training step that follows another."""
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler announces itself on stderr
         self.take_step(loss_of)
         self.drop_gradients()
         peak = measure_peak(lambda: self.take_step(loss_of), device=self.device).peak_bytes

@@ -13,7 +13,11 @@ On the CPU the allocator's events, as recorded by ``torch.profiler``, are summed
 time; each free is paired with its allocation by address. So the figure is exact, it covers the
 buffers of Inductor's kernels, and the free of an older block cannot push it below the truth. On
 CUDA the allocator's own statistics are read. They cannot tell blocks apart, so there a step should
-free nothing older: start it without gradients, as a training step does anyway.
+free nothing older: start it without gradients, as a training step does anyway. Torch's peak statistics
+start anew there.
+
+A single operator is measured in another way (``allocated_bytes``), which may run anywhere at any time: beside
+a profiler of the user's, and without touching the statistics of an allocator.
 
 Left out: memory that does not come from torch's allocator (a library's scratch, CUDA graphs' pools
 after their capture). Whatever a first run does on top, such as compiling, counts if it is measured:
@@ -25,24 +29,21 @@ Complexity: linear in the number of allocator events, apart from sorting them.
 from __future__ import annotations
 
 import gc
-import os
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
-from fxremat import _compilers
+from fxremat import _profilers
 from fxremat.errors import FxrematError, InvalidOptionError
 
-__all__ = ["Measurement", "measure_peak", "time_steps"]
+__all__ = ["Measurement", "allocated_bytes", "measure_peak", "time_steps"]
 
 _ALLOCATOR_EVENT = "[memory]"
-
-# torch's profiler library tells stderr of every start and stop, at a level of its own, unless asked not to.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,32 @@ def measure_peak(step: Callable[[], object], *, device: torch.device | str | Non
 
     Raises:
         InvalidOptionError: The device is neither a CPU nor a CUDA device.
-        FxrematError: A profiler is running, and the CPU's memory is to be measured by another.
+        FxrematError: A profiler is recording or being prepared, and the CPU's memory is to be measured by
+            another.
     """
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type not in ("cpu", "cuda"):
         raise InvalidOptionError.bad_value("device", str(where), ("cpu", "cuda"))
     return _measure_cpu(step) if where.type == "cpu" else _measure_cuda(step, where)
+
+
+def allocated_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """The highest sum of bytes that a call held at one moment, what it returns included.
+
+    For calls that free nothing older and run in a thread of their own, so that no profiler can be recording
+    there. On CUDA the allocator's events are of whole blocks. Their peak can't be above all that was asked
+    for, which its counters tell without rounding: the lower figure is taken.
+
+    >>> import torch
+    >>> given = torch.empty(1000)  # 4 bytes each
+    >>> allocated_bytes(lambda: given.flip(0), torch.device("cpu"))
+    4000
+    """
+    asked_bytes = _cuda_bytes(device, "allocated") if device.type == "cuda" else 0
+    peak_bytes = max(itertools.accumulate(_profilers.allocator_changes(call, device)), default=0)
+    if device.type == "cuda":
+        return min(peak_bytes, _cuda_bytes(device, "allocated") - asked_bytes)
+    return peak_bytes
 
 
 def time_steps(
@@ -127,9 +148,11 @@ def _wait_for_cuda() -> None:
 
 
 def _measure_cpu(step: Callable[[], object]) -> Measurement:
-    if _compilers.is_profiling():  # torch would silently end the outer session, and its figures be 0
-        raise FxrematError("a profiler is running, and torch has but one: measure outside of it")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+    if _profilers.is_profiling() or _profilers.session_elsewhere():  # torch would end one of them, or crash
+        raise FxrematError(
+            "a profiler is recording or being prepared, and torch has but one: measure before it or after it"
+        )
+    with _profilers.quiet_session() as recorded:
         seconds, _held = _timed(step)
     peak_bytes, end_bytes = _peak_and_end(_cpu_changes(recorded))
     return Measurement(peak_bytes, end_bytes, seconds)
@@ -186,8 +209,8 @@ def _measure_cuda(step: Callable[[], object], device: torch.device) -> Measureme
     return Measurement(peak_bytes, _cuda_bytes(device, "current") - start_bytes, seconds)
 
 
-def _cuda_bytes(device: torch.device, when: str) -> int:
-    """The allocator's count of bytes; only its native backend knows those asked for."""
+def _cuda_bytes(device: torch.device, which: str) -> int:
+    """One of the allocator's counts of bytes; only its native backend knows those asked for."""
     native = torch.cuda.get_allocator_backend() == "native"
     kind = "requested_bytes" if native else "allocated_bytes"
-    return int(torch.cuda.memory_stats(device)[f"{kind}.all.{when}"])
+    return int(torch.cuda.memory_stats(device)[f"{kind}.all.{which}"])

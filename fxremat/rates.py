@@ -13,8 +13,8 @@ machines can be made to plan alike.
 A device that is not there (a graph traced for another machine, or for none) has the rates of a table: of one
 CPU and one GPU. The CPU's were measured by hand on 2 cores of an AMD EPYC of the Zen 4 line, float64 taken
 for half of float32; the GPU's are the data sheet's of an H100 SXM at half of their peak. The table also
-serves while a profiler is recording: what is measured then is the profiler, and the user's figures would
-hold our products.
+serves while a profiler is recording: what is timed then is the profiler, and on a GPU the user's figures
+would hold our products.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from fxremat import _compilers, ledger
+from fxremat import _profilers, ledger
 
 __all__ = [
     "CPU",
@@ -52,6 +53,8 @@ __all__ = [
     "source",
     "table",
 ]
+
+T = TypeVar("T")
 
 PINNED = "pinned.json"
 KEY = "rates"  # in a device's ledger
@@ -100,7 +103,7 @@ def rates(device: torch.device) -> Rates:
     if not is_present(device):
         return table(device)
     book = ledger.open_ledger(facts(device))
-    if KEY not in book and not _compilers.is_profiling():
+    if KEY not in book and not _profilers.is_profiling():
         book.add({KEY: asdict(_measured(device))})
     kept = _parsed(book[KEY]) if KEY in book else None
     return kept or table(device)
@@ -187,21 +190,18 @@ def _parsed(given: object) -> Rates | None:
 
 
 @contextlib.contextmanager
-def alone(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Run operators as they are, whatever surrounds the caller: tracing, autograd, autocast.
+def alone(devices: Iterable[torch.device]) -> Iterator[Callable[[Callable[[], T]], T]]:
+    """Yield what runs a function as it is, whatever surrounds the caller: tracing, autograd, autocast, profilers.
+
+    All of these belong to a thread, so the function runs in another one.
 
     Args:
-        devices: Where they run; the random states are restored there and on the CPU.
+        devices: Where operators run; the random states are restored there and on the CPU.
     """
     indices = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_compilers.real_tensors())
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        if indices:
-            stack.enter_context(torch.autocast("cuda", enabled=False))
-        stack.enter_context(torch.random.fork_rng(indices))
-        yield
+    thread = ThreadPoolExecutor(1, "fxremat", initializer=torch.set_grad_enabled, initargs=(False,))
+    with torch.random.fork_rng(indices), thread:
+        yield lambda function: thread.submit(function).result()
 
 
 def seconds_per_call(call: Callable[[], object], device: torch.device) -> float:
@@ -236,15 +236,19 @@ def _wait(device: torch.device) -> None:
 
 
 def _measured(device: torch.device) -> Rates:
-    known = table(device)
-    with alone([device]):
-        single = _flops_per_second(torch.float32, device, known.flops_per_second)
-        halves = [_flops_per_second(dtype, device, 0.0) for dtype in (torch.bfloat16, torch.float16)]
-        double = _flops_per_second(torch.float64, device, single / 2)
-        copied = _bytes_per_second(device, known.bytes_per_second)
-        launch = _launch_seconds(device, known.launch_seconds)
-    found = (single, max(halves) or single, double, copied, launch)
+    with alone([device]) as run:
+        found = run(functools.partial(_figures, device, table(device)))
     return Rates(*(float(f"{figure:.{DIGITS}g}") for figure in found))
+
+
+def _figures(device: torch.device, known: Rates) -> tuple[float, ...]:
+    """The rates' fields as they are measured, or as known where that can't be."""
+    single = _flops_per_second(torch.float32, device, known.flops_per_second)
+    halves = [_flops_per_second(dtype, device, 0.0) for dtype in (torch.bfloat16, torch.float16)]
+    double = _flops_per_second(torch.float64, device, single / 2)
+    copied = _bytes_per_second(device, known.bytes_per_second)
+    launch = _launch_seconds(device, known.launch_seconds)
+    return single, max(halves) or single, double, copied, launch
 
 
 def _flops_per_second(dtype: torch.dtype, device: torch.device, otherwise: float) -> float:

@@ -235,7 +235,7 @@ def test_what_cannot_be_timed_takes_what_the_roofline_says(
 def test_the_report_says_how_much_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a profiler nothing is timed: all of it is the roofline's."""
     graph = product_and_tanh(device="cpu")
-    monkeypatch.setattr("fxremat._compilers.is_profiling", lambda: True)
+    monkeypatch.setattr("fxremat._profilers.is_profiling", lambda: True)
     notes = planned(graph, Options(cost="measured", compiler="eager")).notes
     assert notes == ("2 of 3 nodes could not be timed alone; their seconds are the roofline's",)
     assert planned(graph, Options(compiler="eager")).notes == ()
@@ -328,7 +328,7 @@ def test_the_fingerprint_follows_the_calibration(calibration: Path, monkeypatch:
     )
     assert fingerprint("roofline") != first["roofline"]
     given = fingerprint({"a": 1.0})
-    monkeypatch.setattr("fxremat._compilers.is_profiling", lambda: True)
+    monkeypatch.setattr("fxremat._profilers.is_profiling", lambda: True)
     assert fingerprint({"a": 1.0}) != given
 
 

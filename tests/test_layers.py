@@ -19,6 +19,7 @@ LAYERS = (
     "mincut",
     "_torch",
     "_compilers",
+    "_profilers",
     "errors",
     "drawing",
     "chain",
@@ -90,7 +91,7 @@ LAYERS = (
     "cli",
     "__main__",
 )
-DOORS = ("_torch", "_compilers")
+DOORS = ("_torch", "_compilers", "_profilers")
 MAX_LINES = 400
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "misc", "common", "tools"}
 TORCH_PACKAGES = ("torch", "functorch")

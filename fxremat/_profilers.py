@@ -1,0 +1,97 @@
+"""The door to torch's profilers: what the allocator did while a call ran, and whether anyone else is looking.
+
+Torch has two. The newer one (``torch.profiler``) knows the address of each block, and there is one for the
+whole process: a second session, even beside one that is only being prepared, ends in a crash. The older one
+belongs to a thread and knows no addresses. It is the only one that can't collide with a profiler of the
+user's, if the thread is our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+from torch.profiler import ProfilerAction, ProfilerActivity
+
+__all__ = ["allocator_changes", "is_profiling", "quiet_session", "session_elsewhere"]
+
+_CHANGE = "memory_alloc"  # the kind of the older profiler's events that are the allocator's, frees included
+_LEVEL = "KINETO_LOG_LEVEL"
+
+
+def is_profiling() -> bool:
+    """Whether a profiler is recording in this thread."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def session_elsewhere() -> bool:
+    """Whether a session of ``torch.profiler`` is recording or being prepared, in whatever thread.
+
+    Torch itself tells no more than ``is_profiling``, so its own objects are looked for.
+    """
+    return any(map(_is_session, gc.get_objects()))
+
+
+def _is_session(found: Any) -> bool:
+    kind = type(found)  # not isinstance, which asks the object itself: there are dead proxies among them
+    if issubclass(kind, profiler.profile):
+        is_recording = found.profiling_start_time_ns > found.profiling_end_time_ns
+        return bool(found.entered and (is_recording or found.kineto_results is None))
+    return issubclass(kind, torch.profiler.profile) and found.current_action is ProfilerAction.WARMUP
+
+
+@contextlib.contextmanager
+def quiet_session() -> Iterator[torch.profiler.profile]:
+    """A session of ``torch.profiler`` that watches the allocator of the CPU."""
+    session = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    with contextlib.ExitStack() as stack:
+        with _silent():
+            stack.enter_context(session)
+        yield session
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Have the profiler's library not tell stderr of every start and stop, unless the user has set its level.
+
+    It reads the level when it is used for the first time. Child processes are to inherit nothing of this.
+    """
+    if _LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LEVEL] = "99"
+    try:
+        yield
+    finally:
+        del os.environ[_LEVEL]
+
+
+def allocator_changes(call: Callable[[], object], device: torch.device) -> list[int]:
+    """Bytes that the allocator of a kind of device gave (frees: below 0) while the call ran, in order of time.
+
+    What the call returns is held meanwhile. Only this thread counts, and those that operators start to share
+    their work with.
+
+    Raises:
+        RuntimeError: A profiler is recording in this thread.
+    """
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.CPU, False, True, False, False, False, torch._C._profiler._ExperimentalConfig()
+    )
+    torch._C._autograd._enable_profiler_legacy(config)
+    try:
+        _held = call()
+    finally:
+        events = [each for thread in torch._C._autograd._disable_profiler_legacy() for each in thread]
+    changes = sorted((each for each in events if each.kind() == _CHANGE), key=_start)
+    taken = ((each.cuda_memory_usage if device.type == "cuda" else each.cpu_memory_usage)() for each in changes)
+    return [size_bytes for size_bytes in taken if size_bytes]
+
+
+def _start(event: Any) -> float:
+    return float(event.start_us())
