@@ -50,6 +50,7 @@ class GeneratedCode:
         is_backward: Whether the graph is a backward.
         buffer_bytes: Bytes of a buffer's memory by its name; None for another name.
         origins: The fx nodes that a buffer was made for, by its name.
+        viewed: The buffers and inputs whose memory a buffer is that an operator returned, by its name.
         outputs: What the graph returns, in order.
     """
 
@@ -57,6 +58,7 @@ class GeneratedCode:
     is_backward: bool
     buffer_bytes: Callable[[str], int | None]
     origins: Callable[[str], Sequence[fx.Node]]
+    viewed: Callable[[str], Sequence[str]]
     outputs: Sequence[object] = ()
 
 
@@ -189,8 +191,12 @@ def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
         buffer = graph.name_to_buffer.get(name)
         return () if buffer is None else tuple(buffer.get_origins())
 
+    def viewed(name: str) -> Sequence[str]:
+        buffer = graph.name_to_buffer.get(name)
+        return () if buffer is None else tuple(buffer.get_inputs_that_alias_output())
+
     (outputs,) = next(iter(graph.graph.find_nodes(op="output"))).args
-    return GeneratedCode(text, is_backward, buffer_bytes, origins, outputs)
+    return GeneratedCode(text, is_backward, buffer_bytes, origins, viewed, outputs)
 
 
 def cacheable(patches: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,11 +120,12 @@ def _statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
 
 
 def _parts(statements: Iterable[ast.stmt]) -> dict[str, list[str]]:
-    """For the tuples that operators return, the names that their items get later."""
+    """For what operators return, the names that its items, or the whole of it, get later."""
     found: dict[str, list[str]] = {}
     for statement in statements:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Subscript):
-            for whole in _names([statement.value.value]):
+        if isinstance(statement, ast.Assign):
+            value = statement.value
+            for whole in _names([value.value if isinstance(value, ast.Subscript) else value]):
                 found.setdefault(whole, []).extend(_names(statement.targets))
     return found
 
@@ -136,7 +137,7 @@ class _Run:
         self.code = code
         self.given = given
         self.parts = parts
-        self.items: dict[str, Sequence[int]] = {}  # the pieces of tuples' items that have no name yet
+        self.items: dict[str, Sequence[int]] = {}  # the pieces of returned items that have no name yet
         self.pieces: dict[str, list[int]] = {}  # that each name refers to
         self.references: dict[int, int] = {}  # how many to each piece
         self.bytes: dict[int, int] = {}
@@ -168,17 +169,22 @@ class _Run:
             return
         name = target.id
         source = _aliased(value)
-        if source is not None:
+        if name in self.items:
+            self._refer(name, self.items.pop(name))
+        elif source is not None:
             self._refer(name, self.pieces.get(source, ()))
-        elif isinstance(value, ast.Subscript):
-            self._refer(name, self.items.pop(name, ()))
         elif isinstance(value, ast.Call):
-            self._refer(name, self._allocate(name))
-            for item in self.parts.get(name, ()):
-                self.items[item] = self._allocate(item)
-                self._refer(name, self.items[item])
-            if not _function(value).startswith(ALLOCATIONS):
-                self._work([name])
+            self._call(name, value)
+
+    def _call(self, name: str, call: ast.Call) -> None:
+        """A buffer is allocated, or an operator makes one, or several that get their names later."""
+        own = self._allocate(name)
+        self._refer(name, own)
+        for item in () if own else self.parts.get(name, ()):
+            self.items[item] = self._allocate(item)
+            self._refer(name, self.items[item])
+        if not _function(call).startswith(ALLOCATIONS):
+            self._work([name])
 
     def _return(self, values: Iterable[ast.expr]) -> None:
         """Inputs that are saved in another layout are saved as copies."""
@@ -191,7 +197,10 @@ class _Run:
         self.given = replace(self.given, storages=storages, storage_bytes=sizes)
 
     def _allocate(self, name: str) -> Sequence[int]:
-        """A new piece for a buffer, by its number."""
+        """The pieces of a buffer, by their numbers: a new one, or those that it is a view of."""
+        viewed = self.code.viewed(name)
+        if viewed:
+            return [piece for each in viewed for piece in self.pieces.get(each, ())]
         size = self.code.buffer_bytes(name)
         if not size:
             return ()
