@@ -100,17 +100,19 @@ def rates(device: torch.device) -> Rates:
     if not is_present(device):
         return table(device)
     book = ledger.open_ledger(facts(device))
-    if KEY not in book and not _compilers.is_profiling():
+    if book.first(KEY, _parsed) is None and not _compilers.is_profiling():
         book.add({KEY: asdict(_measured(device))})
-    kept = _parsed(book[KEY]) if KEY in book else None
-    return kept or table(device)
+    return book.first(KEY, _parsed) or table(device)
 
 
 def source(device: torch.device) -> str:
     """Where ``rates`` has a device's rates from, for a person."""
     if device.type in _pinned():
         return f"pinned in {ledger.folder() / PINNED}"
-    if not is_present(device) or KEY not in (book := ledger.open_ledger(facts(device))):
+    if not is_present(device):
+        return "the table of fxremat"
+    book = ledger.open_ledger(facts(device))
+    if book.first(KEY, _parsed) is None:
         return "the table of fxremat"
     return f"kept in {book.path}" if book.is_kept else f"this process: {book.path} can't be written"
 
@@ -174,13 +176,11 @@ def _pinned() -> dict[str, Rates]:
 
 
 def _parsed(given: object) -> Rates | None:
-    """Rates from what was read; None unless each is a positive number."""
+    """Rates from what was kept; None unless each is a positive number."""
     if not isinstance(given, dict):
         return None
-    values = [given.get(field.name) for field in fields(Rates)]
-    if not all(isinstance(value, (int, float)) and 0 < value < math.inf for value in values):
-        return None
-    return Rates(*map(float, values))  # type: ignore[arg-type]
+    values = [ledger.positive(given.get(field.name)) for field in fields(Rates)]
+    return None if None in values else Rates(*values)  # type: ignore[arg-type]
 
 
 # --- Measuring ----------------------------------------------------------------------------------------

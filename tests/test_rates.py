@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
@@ -117,10 +118,31 @@ def test_pins_that_are_no_rates_are_none(folder: Path, measured: list[Rates], te
     assert rates.rates(HERE) == measured[0]
 
 
-def test_a_ledger_with_other_contents_is_no_error(folder: Path, measured: list[Rates]) -> None:
-    """The table serves."""
-    ledger.open_ledger(rates.facts(HERE)).add({rates.KEY: {"flops_per_second": "fast"}})
-    assert rates.rates(HERE) == CPU and measured == []
+@pytest.mark.parametrize(
+    "useless",
+    ['"fast"', "[1]", "{}", *(json.dumps({**asdict(CPU), "launch_seconds": each}) for each in (-1, 10**400))],
+    ids=["text", "list", "empty", "negative", "huge"],
+)
+def test_kept_rates_of_no_use_are_measured_again(folder: Path, measured: list[Rates], useless: str) -> None:
+    """Once for all processes."""
+    with ledger.open_ledger(rates.facts(HERE)).path.open("a") as file:
+        file.write(f'["{rates.KEY}", {useless}]\n')
+    for _ in range(2):
+        ledger._ledger.cache_clear()
+        assert rates.rates(HERE) == measured[0] and len(measured) == 1
+        assert rates.source(HERE).startswith("kept in ")
+
+
+def test_rates_that_could_not_be_written_are_not_called_kept(folder: Path, measured: list[Rates]) -> None:
+    """The ledger is there, and the disk is full."""
+    ledger.open_ledger(rates.facts(HERE))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        assert rates.rates(HERE) == measured[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert rates.source(HERE).startswith("this process: ")
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("meta", CPU), ("xpu", CUDA), ("mps", CUDA)])
