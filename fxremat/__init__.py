@@ -16,6 +16,7 @@ from fxremat.errors import (
     GraphError,
     InfeasibleBudgetError,
     InvalidOptionError,
+    RatesError,
     ScheduleError,
 )
 from fxremat.graph import JointGraph
@@ -40,6 +41,7 @@ __all__ = [
     "JointGraph",
     "MemoryProfile",
     "Problem",
+    "RatesError",
     "Report",
     "Schedule",
     "ScheduleError",

@@ -57,6 +57,7 @@ def fxremat_backend(
     Raises:
         InvalidOptionError: An option or its value is unknown.
         InfeasibleBudgetError: No plan fits the budget.
+        RatesError: Rates are pinned, but can't be taken at their word.
     """
     parsed = Options.parse(options, mode)
     partition = Partitioner(parsed, enclosed.fingerprint(module, inputs))
@@ -245,7 +246,10 @@ class Partitioner(_torch.CustomPartitionerFn):
         if callable(self.options.planner):
             return None  # a function has no text that names it in another process: nothing is cached
         source = _compilers.source_hash(pathlib.Path(__file__).parent)
-        calibration = calibrate.fingerprint(self.options.cost)
+        try:
+            calibration = calibrate.fingerprint(self.options.cost)
+        except FxrematError as error:  # planning raises it as well, and a fallback depends on nothing else
+            calibration = str(error)
         return source, repr(self.options), calibration, self.fingerprint
 
 

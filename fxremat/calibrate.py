@@ -24,8 +24,9 @@ from tqdm import tqdm
 
 from fxremat import _profilers, _torch, ledger, ops
 from fxremat.graph import JointGraph
+from fxremat.ledger import positive
 from fxremat.measure import allocated_bytes
-from fxremat.rates import KEY, REFUSALS, alone, facts, is_present, present, rates, seconds_per_call, source
+from fxremat.rates import REFUSALS, alone, facts, is_present, present, rates, seconds_per_call, source
 
 # For this process, by signature; scratch bytes where convolutions are laid out as traced, and as Inductor does.
 _scratch_bytes: dict[bool, dict[str, int]] = {}
@@ -67,23 +68,21 @@ def seconds(graph: JointGraph) -> dict[str, float]:
     for device, nodes in _by_device(graph).items():
         book = ledger.open_ledger(facts(device))
         keys = [signature(node) for node in nodes]
-        if any(key not in book for key in keys):
+        if any(book.first(key, positive) is None for key in keys):
             book.refresh()
         tried = _refused.setdefault(device, {})
-        fresh = {key: node for key, node in zip(keys, nodes, strict=True) if key not in book}
+        fresh = {
+            key: node for key, node in zip(keys, nodes, strict=True) if book.first(key, positive) is None
+        }
         _fill(tried, list(fresh.values()), _measure_seconds, "timing operators")
         timed = {key: tried.pop(key) for key in fresh if tried[key] is not None}
         if timed:
             book.add(timed)
         for node, key in zip(nodes, keys, strict=True):
-            if key in book and _is_time(book[key]):
-                found[node.name] = float(book[key])
+            taken = book.first(key, positive)
+            if taken is not None:
+                found[node.name] = taken
     return found
-
-
-def _is_time(figure: object) -> bool:
-    """Whether a figure of a ledger is a time, for anyone may have written to the file."""
-    return isinstance(figure, (int, float)) and figure > 0
 
 
 def _by_device(graph: JointGraph) -> dict[torch.device, list[fx.Node]]:
@@ -133,7 +132,7 @@ def _summary(device: torch.device) -> str:
         ("copies", f"{found.bytes_per_second / 1e9:.6g} GB/s"),
         ("launch", f"{found.launch_seconds * 1e6:.3g} us"),
         ("these rates are", source(device)),
-        ("operators timed", str(sum(key != KEY for key in book))),
+        ("operators timed", str(sum(book.first(key, positive) is not None for key in book))),
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
 

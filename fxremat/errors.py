@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 from fxremat import _torch
 
@@ -87,6 +88,21 @@ class InfeasibleBudgetError(FxrematError, MemoryError):
             f"{graph_name}: no plan fits a budget of {budget_bytes:,} bytes; the lowest peak found is "
             f"{lowest_peak_bytes:,} bytes{bound}. Use budget={lowest_peak_bytes} or budget='min', or make "
             f"the batch smaller." + (f" ({note}.)" if note else "")
+        )
+
+
+class RatesError(FxrematError, ValueError):
+    """The rates that a person has pinned can't be taken at their word.
+
+    Attributes:
+        path: The file that holds them.
+    """
+
+    def __init__(self, path: Path, problem: str, example: str) -> None:
+        self.path = path
+        super().__init__(
+            f"pinned rates, {path}: {problem}. Expected is JSON: finite positive numbers by kind of device, "
+            f"as in {example}. Correct the file, or remove it and the rates are measured."
         )
 
 

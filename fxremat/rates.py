@@ -7,8 +7,8 @@ the best of several, since noise only ever slows down, and is rounded to two dig
 noise remains seldom shows; what is kept is not measured again.
 
 Rates may be *pinned*: a file ``pinned.json`` in the folder of the ledgers is taken at its word, as in
-``{"cpu": {"flops_per_second": 66e9, ...}}``, by kind of device and with all fields of ``Rates``. So several
-machines can be made to plan alike.
+``{"cpu": {"flops_per_second": 66e9, ...}}``, by kind of device and with all fields of ``Rates``, or refused.
+So several machines can be made to plan alike.
 
 A device that is not there (a graph traced for another machine, or for none) has the rates of a table: of one
 CPU and one GPU. The CPU's were measured by hand on 2 cores of an AMD EPYC of the Zen 4 line, float64 taken
@@ -26,6 +26,7 @@ import json
 import math
 import os
 import platform
+import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ from typing import Any, TypeVar
 import torch
 
 from fxremat import _profilers, ledger
+from fxremat.errors import RatesError
 
 __all__ = [
     "CPU",
@@ -96,24 +98,30 @@ CUDA = Rates(33e12, 495e12, 33e12, 1.7e12, 4e-6)
 
 
 def rates(device: torch.device) -> Rates:
-    """The rates of a device: pinned, kept, measured now, or those of the table."""
+    """The rates of a device: pinned, kept, measured now, or those of the table.
+
+    Raises:
+        RatesError: Rates are pinned, but can't be taken at their word.
+    """
     found = _pinned().get(device.type)
     if found is not None:
         return found
     if not is_present(device):
         return table(device)
     book = ledger.open_ledger(facts(device))
-    if KEY not in book and not _profilers.is_profiling():
+    if book.first(KEY, _parsed) is None and not _profilers.is_profiling():
         book.add({KEY: asdict(_measured(device))})
-    kept = _parsed(book[KEY]) if KEY in book else None
-    return kept or table(device)
+    return book.first(KEY, _parsed) or table(device)
 
 
 def source(device: torch.device) -> str:
     """Where ``rates`` has a device's rates from, for a person."""
     if device.type in _pinned():
         return f"pinned in {ledger.folder() / PINNED}"
-    if not is_present(device) or KEY not in (book := ledger.open_ledger(facts(device))):
+    if not is_present(device):
+        return "the table of fxremat"
+    book = ledger.open_ledger(facts(device))
+    if book.first(KEY, _parsed) is None:
         return "the table of fxremat"
     return f"kept in {book.path}" if book.is_kept else f"this process: {book.path} can't be written"
 
@@ -168,22 +176,59 @@ def _cpu_name() -> str:
 
 
 def _pinned() -> dict[str, Rates]:
-    try:
-        given = json.loads((ledger.folder() / PINNED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """The rates that a person has written down, by kind of device; none where there is no file.
+
+    Raises:
+        RatesError: They can't be taken at their word.
+    """
+    path = ledger.folder() / PINNED
+    if not os.path.lexists(path):  # or the folder may not be looked into
         return {}
-    read = {kind: _parsed(each) for kind, each in given.items()} if isinstance(given, dict) else {}
-    return {kind: each for kind, each in read.items() if each is not None}
+    try:
+        with ledger.open_regular(path) as file:
+            given = json.loads(file.readall().decode("utf-8-sig"))
+        if not isinstance(given, dict):
+            raise ValueError(f"{reprlib.repr(given)} is no object")
+        return {kind: _pin(kind, each) for kind, each in given.items()}
+    except (OSError, ValueError, RecursionError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise RatesError(path, str(problem), json.dumps({"cpu": asdict(CPU)})) from error
+
+
+def _pin(kind: str, given: object) -> Rates:
+    """The rates that are pinned for a kind of device.
+
+    Raises:
+        ValueError: There is no such kind, or it doesn't have just the fields of ``Rates``, all positive.
+    """
+    if not _is_kind(kind):
+        raise ValueError(f"torch knows no kind of device {kind!r}")
+    if not isinstance(given, dict):
+        raise ValueError(f"{kind!r} is {reprlib.repr(given)}, which is no object")
+    names = [field.name for field in fields(Rates)]
+    for name in [*given, *names]:
+        if name not in names:
+            raise ValueError(f"{kind!r} has {name!r}, which is no rate")
+        if name not in given:
+            raise ValueError(f"{kind!r} has no {name!r}")
+        if ledger.positive(given[name]) is None:
+            raise ValueError(f"{name!r} of {kind!r} is {reprlib.repr(given[name])}")
+    return Rates(**{name: float(given[name]) for name in names})
+
+
+def _is_kind(text: str) -> bool:
+    try:
+        return torch.device(text).type == text
+    except RuntimeError:
+        return False
 
 
 def _parsed(given: object) -> Rates | None:
-    """Rates from what was read; None unless each is a positive number."""
+    """Rates from what was kept; None unless each is a positive number."""
     if not isinstance(given, dict):
         return None
-    values = [given.get(field.name) for field in fields(Rates)]
-    if not all(isinstance(value, (int, float)) and 0 < value < math.inf for value in values):
-        return None
-    return Rates(*map(float, values))  # type: ignore[arg-type]
+    values = [ledger.positive(given.get(field.name)) for field in fields(Rates)]
+    return None if None in values else Rates(*values)  # type: ignore[arg-type]
 
 
 # --- Measuring ----------------------------------------------------------------------------------------

@@ -407,3 +407,22 @@ def test_calibrate_prints_the_rates_and_where_they_are(
     assert f"kept in {tmp_path}" in printed[0]
     assert printed[1] == printed[0] != printed[2]
     assert "launch                      8 us\n" in printed[2]
+
+
+@pytest.mark.parametrize("command", ["calibrate", "plan", "explain"])
+def test_pinned_rates_that_are_none_are_told(
+    command: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One message says which file, what is wrong, and what to write."""
+    monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path))
+    (tmp_path / "pinned.json").write_text('{"gpu": {}}')
+    arguments = [] if command == "calibrate" else [f"{model}:chain", "--compiler", "eager"]
+    assert cli.main([command, *arguments]) == 2
+    told = capsys.readouterr().err
+    problem = "torch knows no kind of device 'gpu'. Expected is JSON: finite positive numbers"
+    assert told.startswith(f"fxremat: pinned rates, {tmp_path / 'pinned.json'}: {problem}")
+    assert told.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -201,6 +202,21 @@ def test_an_operator_is_timed_once_for_all_processes(
     assert len(timed) == 2
     costs(product_and_tanh(5, device="cpu"), "measured")
     assert len(timed) == 4
+
+
+@pytest.mark.parametrize("useless", ['"fast"', "true", "-1", "NaN", "1e999", "1" + "0" * 400])
+def test_seconds_of_no_use_are_measured_again(
+    calibration: Path, monkeypatch: pytest.MonkeyPatch, useless: str
+) -> None:
+    """Once for all processes, whatever was written to the file."""
+    timed, graph = counted(monkeypatch), product_and_tanh(device="cpu")
+    path = ledger.open_ledger(rates.facts(torch.device("cpu"))).path
+    lines = [f"[{json.dumps(calibrate.signature(node))}, {useless}]\n" for node in graph.fx_nodes]
+    path.write_text(path.read_text() + "".join(lines))
+    for _ in range(2):
+        other_process()
+        assert costs(graph, "measured").fixed == (0.0, 0.0, 1.0, 1.0) and len(timed) == 2
+    assert re.search(r"^operators timed +2$", calibrate.summaries()[0], re.MULTILINE)
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(

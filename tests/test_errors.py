@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from fxremat.errors import (
     GraphError,
     InfeasibleBudgetError,
     InvalidOptionError,
+    RatesError,
     ScheduleError,
 )
 
@@ -21,6 +23,7 @@ from fxremat.errors import (
     [
         (InvalidOptionError, ValueError),
         (InfeasibleBudgetError, MemoryError),
+        (RatesError, ValueError),
         (CaptureError, RuntimeError),
         (GraphError, ValueError),
         (ScheduleError, ValueError),
@@ -83,6 +86,7 @@ def test_a_schedule_error_names_the_node_and_its_step() -> None:
     [
         InvalidOptionError("budget", "is wrong.", ["x"]),
         InfeasibleBudgetError(1, 2),
+        RatesError(Path("pinned.json"), "it is late", "{}"),
         GraphError("mm", "it is late"),
         ScheduleError("mm", 3, "it is late"),
     ],

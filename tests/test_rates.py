@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import resource
+from collections.abc import Callable
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
@@ -10,7 +15,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fxremat
 from fxremat import ledger, rates
+from fxremat.errors import RatesError
 from fxremat.rates import CPU, CUDA, PINNED, Rates
 
 HERE = torch.device("cpu")
@@ -95,32 +102,158 @@ def test_a_folder_that_cannot_be_written_to_serves_the_process(
 def test_pinned_rates_are_taken_at_their_word(folder: Path, measured: list[Rates]) -> None:
     """Also for devices that are not there."""
     pinned = replace(CPU, launch_seconds=1.0)
-    (folder / PINNED).write_text(json.dumps({"cpu": asdict(pinned), "xpu": asdict(pinned)}))
+    text = json.dumps({"cpu": {**asdict(pinned), "launch_seconds": 1}, "xpu": asdict(pinned)})
+    (folder / PINNED).write_text(text, encoding="utf-8-sig")  # as some editors write it
     assert rates.rates(HERE) == rates.rates(torch.device("xpu")) == pinned and measured == []
     assert rates.source(HERE) == f"pinned in {folder / PINNED}"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"cpu": 1}',
-        '{"cpu": {"flops_per_second": 1}}',
-        json.dumps({"cpu": {**asdict(CPU), "launch_seconds": 0}}),
-    ],
-)
-def test_pins_that_are_no_rates_are_none(folder: Path, measured: list[Rates], text: str) -> None:
-    """The device is measured."""
-    (folder / PINNED).write_text(text)
+def test_what_is_not_pinned_is_measured(folder: Path, measured: list[Rates]) -> None:
+    """A file may leave kinds of devices out."""
+    (folder / PINNED).write_text("{}")
     assert rates.rates(HERE) == measured[0]
 
 
-def test_a_ledger_with_other_contents_is_no_error(folder: Path, measured: list[Rates]) -> None:
-    """The table serves."""
-    ledger.open_ledger(rates.facts(HERE)).add({rates.KEY: {"flops_per_second": "fast"}})
-    assert rates.rates(HERE) == CPU and measured == []
+def pins(**changed: object) -> str:
+    """A file of pins for the CPU with some fields changed; those that are None are left out."""
+    own = {name: value for name, value in {**asdict(CPU), **changed}.items() if value is not None}
+    return json.dumps({"cpu": own})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "Expecting value: line 1 column 1"),
+        (pins()[:-1], "Expecting ',' delimiter"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
+        ("[]", "[] is no object"),
+        ('{"cpu": 1}', "'cpu' is 1, which is no object"),
+        (pins().replace("cpu", "gpu"), "torch knows no kind of device 'gpu'"),
+        (pins().replace("cpu", "cuda:0"), "torch knows no kind of device 'cuda:0'"),
+        (pins(flop_per_second=1), "'cpu' has 'flop_per_second', which is no rate"),
+        (pins(launch_seconds=None), "'cpu' has no 'launch_seconds'"),
+        (pins(launch_seconds=0), "'launch_seconds' of 'cpu' is 0."),
+        (pins(launch_seconds="1"), "'launch_seconds' of 'cpu' is '1'."),
+        (pins(launch_seconds=True), "'launch_seconds' of 'cpu' is True."),
+        (pins(launch_seconds=float("nan")), "'launch_seconds' of 'cpu' is nan."),
+        (pins(launch_seconds=float("inf")), "'launch_seconds' of 'cpu' is inf."),
+        (pins(launch_seconds=10**400), "'launch_seconds' of 'cpu' is 1000"),
+    ],
+)
+def test_pins_that_are_no_rates_are_refused(
+    folder: Path, measured: list[Rates], text: str, problem: str
+) -> None:
+    """The message has the file, the fault and an example, which is itself taken at its word."""
+    (folder / PINNED).write_text(text, encoding="utf-8")
+    with pytest.raises(RatesError) as caught:
+        rates.rates(HERE)
+    message = str(caught.value)
+    assert message.startswith(f"pinned rates, {folder / PINNED}: {problem}") and measured == []
+    assert caught.value.path == folder / PINNED
+    (folder / PINNED).write_text(message[message.index('{"cpu"') : message.index("}}") + 2])
+    assert rates.rates(HERE) == CPU
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (os.mkdir, "not a regular file"),
+        (lambda path: path.symlink_to(path.parent / "nowhere"), "No such file or directory"),
+        (lambda path: path.write_bytes(b"\xff"), "'utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["pipe", "folder", "nowhere", "bytes"],
+)
+def test_pins_that_cannot_be_read_are_refused(
+    folder: Path, measured: list[Rates], make: Callable[[Path], None], problem: str
+) -> None:
+    """Nobody waits for the other end of a pipe."""
+    make(folder / PINNED)
+    with pytest.raises(RatesError, match=re.escape(f"{PINNED}: {problem}")):
+        rates.source(HERE)
+
+
+def test_pins_that_may_not_be_read_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there, so somebody relies on them."""
+    (folder / PINNED).write_text(pins())
+    opened = os.open
+
+    def denied(name: object, *given: int, **options: object) -> int:
+        if name == folder / PINNED:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(name, *given, **options)
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(RatesError, match=re.escape(f"{PINNED}: Permission denied.")):
+        rates.rates(HERE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+def test_a_folder_that_may_not_be_looked_into_has_no_pins(
+    folder: Path, measured: list[Rates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the home of another user, which a service may have for its own."""
+    folder.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        assert rates.rates(HERE) == measured[0]
+        assert rates.source(HERE).startswith("this process: ")
+    finally:
+        os.seteuid(0)
+
+
+def train(on_error: str) -> None:
+    """A step of a compiled model."""
+    options = {"compiler": "eager", "on_error": on_error}
+    compiled = torch.compile(torch.nn.Linear(2, 2), backend="fxremat", options=options)
+    compiled(torch.ones(3, 2)).sum().backward()
+
+
+def test_refused_pins_are_told_to_who_compiles(folder: Path) -> None:
+    """As they are, or as the reason of a fallback."""
+    (folder / PINNED).write_text("[]")
+    with pytest.raises(RatesError, match=r"^pinned rates, .*: \[\] is no object"):
+        train("raise")
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match=r"to PyTorch's partitioner: pinned rates, .*: \[\] is no object"):
+        train("fallback")
+
+
+def test_refused_pins_have_a_name_in_caches(folder: Path, measured: list[Rates]) -> None:
+    """A fallback may be cached under it; other pins have another."""
+    partition, names = fxremat.partitioner(on_error="fallback"), set()
+    for text in ("[]", "[1]", pins(), pins(launch_seconds=1)):
+        (folder / PINNED).write_text(text)
+        assert partition.uuid() == partition.uuid() is not None
+        names.add(partition.uuid())
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize(
+    "useless",
+    ['"fast"', "[1]", "{}", *(json.dumps({**asdict(CPU), "launch_seconds": each}) for each in (-1, 10**400))],
+    ids=["text", "list", "empty", "negative", "huge"],
+)
+def test_kept_rates_of_no_use_are_measured_again(folder: Path, measured: list[Rates], useless: str) -> None:
+    """Once for all processes."""
+    with ledger.open_ledger(rates.facts(HERE)).path.open("a") as file:
+        file.write(f'["{rates.KEY}", {useless}]\n')
+    for _ in range(2):
+        ledger._ledger.cache_clear()
+        assert rates.rates(HERE) == measured[0] and len(measured) == 1
+        assert rates.source(HERE).startswith("kept in ")
+
+
+def test_rates_that_could_not_be_written_are_not_called_kept(folder: Path, measured: list[Rates]) -> None:
+    """The ledger is there, and the disk is full."""
+    ledger.open_ledger(rates.facts(HERE))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        assert rates.rates(HERE) == measured[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert rates.source(HERE).startswith("this process: ")
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("meta", CPU), ("xpu", CUDA), ("mps", CUDA)])
