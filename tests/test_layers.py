@@ -20,6 +20,7 @@ LAYERS = (
     "_torch",
     "_compilers",
     "errors",
+    "given",
     "drawing",
     "chain",
     "annotate",
