@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fxremat.errors import InvalidOptionError
+from fxremat import given
 from fxremat.fusion import lower
 from fxremat.graph import JointGraph
 from fxremat.inplace import Overwrite
@@ -101,10 +101,7 @@ def allocate(
         >>> [allocate(g, ("a", "b", "c"), strategy).arena_bytes for strategy in ("none", "sharing")]
         [18, 12]
     """
-    if strategy not in STRATEGIES:
-        raise InvalidOptionError.bad_value("strategy", strategy, STRATEGIES)
-    if fit not in FITS:
-        raise InvalidOptionError.bad_value("fit", fit, FITS)
+    strategy, fit = given.choice("strategy", strategy, STRATEGIES), given.choice("fit", fit, FITS)
     binding = bind(graph, schedule)
     lowering = lower(graph, binding, "none" if strategy == "none" else "inplace")
     intervals = measure(graph, binding, lowering).intervals

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxremat import _torch
-from fxremat.errors import GraphError, InvalidOptionError
+from fxremat import _torch, given
+from fxremat.errors import GraphError, InvalidOptionError, shown
 
 KEY = "fxremat"  # of the annotation in node.meta["custom"]
 
@@ -47,24 +47,37 @@ def region(
             has no effect.
 
     Raises:
-        InvalidOptionError: Not exactly one of the three is given, or a negative or no whole number.
+        InvalidOptionError: Not exactly one of the three is given; ``keep`` or ``recompute`` is neither True
+            nor False; or ``mirror`` is no int of 0 or more. In a model that is being compiled, too.
 
     Example:
         >>> with region(recompute=True):
         ...     y = torch.relu(torch.ones(2))
     """
-    given = {"keep": keep is not False, "mirror": mirror is not None, "recompute": recompute is not False}
-    if sum(given.values()) != 1:
-        raise InvalidOptionError("region", "give one of keep=True, mirror=<times>, recompute=True.")
-    if given["mirror"] and (isinstance(mirror, bool) or not isinstance(mirror, int) or mirror < 0):
-        raise InvalidOptionError("mirror", f"got {mirror!r}, expected how often to compute again, 0 or more.")
-    order: dict[str, Any] = {"mirror": 0 if keep else mirror} if not recompute else {"recompute": True}
+    times = _times(keep, mirror, recompute)
+    order: dict[str, Any] = {"recompute": True} if times is None else {"mirror": times}
     if not torch.compiler.is_compiling():
         frame = sys._getframe(1)
         order["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if not _torch.is_tracing():
             _outside[order["source"]] = None
     return _torch.annotate({KEY: order})
+
+
+# Dynamo calls it in place of tracing it, so that its error reaches the user as it is.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _times(keep: object, mirror: object, recompute: object) -> int | None:
+    """How often a region orders to compute again; None for any number."""
+    kept, again = given.flag("keep", keep), given.flag("recompute", recompute)
+    if kept + again + (mirror is not None) != 1:
+        raise InvalidOptionError("region", "give one of keep=True, mirror=<times>, recompute=True.")
+    if mirror is None:
+        return 0 if kept else None
+    times = given.whole(mirror) if isinstance(mirror, int) else None  # Dynamo has no other kinds of it
+    if times is None:
+        expected = "how often to compute again, an int of 0 or more"
+        raise InvalidOptionError("mirror", f"got {shown(mirror)}, expected {expected}.")
+    return times
 
 
 def regions_outside() -> tuple[str, ...]:

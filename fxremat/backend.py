@@ -21,7 +21,7 @@ from torch import fx
 
 from fxremat import _compilers, _torch, calibrate, enclosed
 from fxremat.annotate import regions_outside
-from fxremat.errors import FxrematError
+from fxremat.errors import FxrematError, InvalidOptionError
 from fxremat.lowered import Handed, handed, read
 from fxremat.options import Options
 from fxremat.partition import may_fuse
@@ -218,7 +218,16 @@ class Partitioner(_torch.CustomPartitionerFn):
         static_lifetime_input_indices: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split a joint graph into its forward and its backward under the budget."""
+        """Split a joint graph into its forward and its backward under the budget.
+
+        Raises:
+            InvalidOptionError: Inductor asks, and the options are for graphs that run as they are.
+        """
+        if kwargs.get("compiler") == "inductor" and self.options.compiler != "inductor":
+            problem = (
+                "Inductor would compile graphs that write in place. Use partitioner(compiler='inductor')."
+            )
+            raise InvalidOptionError("compiler", problem)
         if not has_backward(gm, num_fwd_outputs):
             return _torch.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
         name = _graph_name()
@@ -263,7 +272,10 @@ def partitioner(**options: Any) -> Partitioner:
     """A partitioner for AOTAutograd's ``partition_fn`` or Inductor's ``custom_partitioner_fn``.
 
     Args:
-        **options: As for the backend.
+        **options: As for the backend, but for Inductor's own, which Inductor must be given.
+
+    Raises:
+        InvalidOptionError: An option or its value is unknown, or is Inductor's.
 
     Example:
         >>> import torch; from functorch.compile import aot_function
@@ -274,7 +286,10 @@ def partitioner(**options: Any) -> Partitioner:
         >>> x.grad
         tensor([2., 2.])
     """
-    return Partitioner(Options.parse(options))
+    parsed = Options.parse(options)
+    for name in parsed.inductor:
+        raise InvalidOptionError(name, "is Inductor's own. Give it to torch.compile, beside the partitioner.")
+    return Partitioner(parsed)
 
 
 def reports() -> tuple[Report, ...]:

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from fxremat import _torch, ops
-from fxremat.errors import CaptureError
+from fxremat import _torch, given, ops
+from fxremat.errors import CaptureError, shown
 
 _OURS = f'File "{Path(__file__).parent}{os.sep}'  # how a frame of fxremat's own is spelled in a stack trace
 
@@ -46,8 +46,14 @@ def canonical_copy(
     """A copy in canonical order without dead nodes, and the phase of each of its nodes but the output.
 
     Raises:
-        CaptureError: A node is needed by the forward and depends on a tangent.
+        CaptureError: It is no fx graph, has fewer outputs than its forward shall have, or a node is needed
+            by the forward and depends on a tangent.
     """
+    if not isinstance(module, fx.GraphModule):
+        raise CaptureError(f"got {shown(module)}, expected a joint graph as an fx.GraphModule")
+    count = len(_torch.leaves(_output(module.graph).args[0]))
+    if given.whole(num_forward_outputs, count) is None:
+        raise CaptureError(f"got {shown(num_forward_outputs)} as the forward's part of {count} outputs")
     phases = _classify(module.graph, num_forward_outputs)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

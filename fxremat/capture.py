@@ -6,14 +6,15 @@ device this works too, but some operators have no derivative there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from fxremat import _compilers, _torch
-from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
+from fxremat import _compilers, _torch, given
+from fxremat.errors import CaptureError, FxrematError, InvalidOptionError, shown, told
 from fxremat.graph import JointGraph
 from fxremat.options import COMPILERS
 
@@ -52,36 +53,40 @@ def capture(
         parameters and inputs that require one.
 
     Raises:
-        CaptureError: The model cannot be traced; the tracer's error is chained.
-        InvalidOptionError: There is no such compiler.
+        CaptureError: The model is no module, or cannot be traced; its error or the tracer's is chained.
+        InvalidOptionError: There is no such compiler, or the loss cannot be called.
 
     Example:
         >>> g = capture(nn.Linear(4, 2), torch.randn(3, 4), loss=torch.sum)
         >>> [node.name for node in g.nodes if node.phase.value == "forward"]
         ['t', 'addmm', 'sum_1']
     """
-    if compiler not in COMPILERS:
-        raise InvalidOptionError.bad_value("compiler", compiler, COMPILERS)
+    decompose = given.choice("compiler", compiler, COMPILERS) == "inductor"
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"{shown(model)} is no nn.Module. Call a function from the forward of one.")
+    if not (loss is None or callable(loss)):
+        raise InvalidOptionError.bad_value("loss", loss, ("None", "a function of what the model returns"))
     traced = model if loss is None else _WithLoss(model, loss)
-    try:
-        with _compilers.export_joint(traced, args, kwargs, compiler == "inductor") as (
-            module,
-            num_forward_outputs,
-        ):
-            if compiler == "inductor":
+    name = type(model).__name__
+    with contextlib.ExitStack() as stack:
+        try:
+            module, num_forward_outputs = stack.enter_context(
+                _compilers.export_joint(traced, args, kwargs, decompose)
+            )
+            if decompose:
                 module = _compilers.inductor_joint_passes(module)
-            _torch.cse(module)
-            _torch.force_saves(module)
-            graph = JointGraph.from_fx(module, num_forward_outputs, name=type(model).__name__)
-            _check_gradients(model, graph)
-            return graph
-    except FxrematError:
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise CaptureError(
-            f"{type(model).__name__} could not be traced into a joint graph: {error}. Try it with "
-            f"torch.compile(model, backend='fxremat'), which splits a model where tracing stops."
-        ) from error
+        except FxrematError:
+            raise
+        except Exception as error:  # the model runs in there, and may raise anything
+            raise CaptureError(
+                f"{name} could not be traced into a joint graph: {told(error)}. If it runs by itself, try "
+                f"torch.compile(model, backend='fxremat'), which splits a model where tracing stops."
+            ) from error
+        _torch.cse(module)
+        _torch.force_saves(module)
+        graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
+        _check_gradients(model, graph)
+        return graph
 
 
 def _check_gradients(model: nn.Module, graph: JointGraph) -> None:

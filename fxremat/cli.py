@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -151,7 +152,6 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget",
-        type=_budget,
         help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, or min "
         "(default: no more memory and time than without fxremat)",
     )
@@ -164,16 +164,18 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="with --compiler eager: no result is written over an operand, as planner exact needs it",
     )
-    parser.add_argument("--rows", type=int, default=_ROWS, help=f"rows of the table (default: {_ROWS})")
+    parser.add_argument("--rows", type=_rows, default=_ROWS, help=f"rows of the table (default: {_ROWS})")
     parser.add_argument("--all", action="store_true", help="all rows of the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
 
 
-def _budget(text: str) -> int | float | str:
-    """A budget as options take it: digits are bytes, digits with a point a fraction, the rest is text."""
-    if text.isdecimal():
-        return int(text)
-    return float(text) if text.replace(".", "", 1).isdecimal() else text
+def _rows(text: str) -> int:
+    """How many rows of a table are wanted."""
+    if not text.isdecimal() or len(text) > 9 or int(text) == 0:
+        raise argparse.ArgumentTypeError(
+            f"got {text[:80]!r}, expected a number from 1; --all prints all rows"
+        )
+    return int(text)
 
 
 # --- The commands -------------------------------------------------------------------------------------
@@ -199,15 +201,8 @@ def _paper(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from fxremat.capture import capture
-    from fxremat.example import example_of
-
     with _stages("importing", "capturing", "planning") as next_stage:
-        next_stage()
-        example, options = example_of(arguments.model), _options(arguments)
-        next_stage()
-        compiler = options["compiler"]
-        graph = capture(example.model, *example.args, loss=example.loss, compiler=compiler)
+        graph, options = _captured(arguments, next_stage)
         next_stage()
         report = _planned(graph, **options)
     _show([report], {}, arguments)
@@ -215,9 +210,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _frontier(arguments: argparse.Namespace) -> int:
-    from fxremat.capture import capture
     from fxremat.drawing import check_plot
-    from fxremat.example import example_of
     from fxremat.frontier_plot import plot_frontier, read_points
     from fxremat.frontier_points import make_frontier
 
@@ -225,11 +218,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
         check_plot(arguments.plot)
     measured = [] if arguments.points is None else read_points(arguments.points)
     with _stages("importing", "capturing", "planning") as next_stage:
-        next_stage()
-        example, options = example_of(arguments.model), _options(arguments)
-        next_stage()
-        compiler = options["compiler"]
-        graph = capture(example.model, *example.args, loss=example.loss, compiler=compiler)
+        graph, options = _captured(arguments, next_stage)
         next_stage()
         frontier = make_frontier(graph, **options)
     print(frontier.summary(None if arguments.all else arguments.rows))
@@ -240,13 +229,29 @@ def _frontier(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _captured(
+    arguments: argparse.Namespace, next_stage: Callable[[], None]
+) -> tuple[JointGraph, dict[str, Any]]:
+    """The joint graph of a training step of MODEL, and the options to plan it with."""
+    from fxremat.capture import capture
+    from fxremat.example import example_of
+
+    next_stage()
+    example, options = example_of(arguments.model), _options(arguments)
+    next_stage()
+    graph = capture(example.model, *example.args, loss=example.loss, compiler=options["compiler"])
+    if all(gradient is None for gradient in graph.backward_outputs):
+        raise CaptureError(f"{graph.name} has no gradient to compute, so there is nothing to plan")
+    return graph, options
+
+
 def _planned(graph: JointGraph, **given: Any) -> Report:
     """The report of a graph that is planned and goes no further."""
     from fxremat.calibrate import scratch_bytes
     from fxremat.options import Options
     from fxremat.pipeline import planned
 
-    options = Options(**given)
+    options = Options.parse(given)
     return planned(replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion)), options)
 
 
@@ -278,7 +283,13 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
     # What is explained is what is planned now: the source's lines may have moved since a cache was written.
     options = {**options, "fx_graph_cache": False}
     compiled = torch.compile(example.loss_of, backend=fxremat_backend, options=options)
-    example.take_step(compiled)
+    try:
+        example.take_step(compiled)
+    except FxrematError:
+        raise
+    except Exception:
+        example.check()  # which raises its own error if the model is at fault
+        raise
     if len(reports()) == seen:
         raise CaptureError("no graph with a backward was compiled, so there is nothing to explain")
     return compiled, reports()[seen:]
@@ -296,12 +307,23 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     from fxremat.example import load
     from fxremat.options import Options
 
-    names = ("budget", "planner", "cost", "compiler", "inplace")
-    options = {name: getattr(arguments, name) for name in names}
+    names = ("planner", "cost", "compiler", "inplace")
+    options = {"budget": _budget(arguments.budget)} | {name: getattr(arguments, name) for name in names}
     if ":" in arguments.planner:
         options["planner"] = load("planner", arguments.planner)
     Options.parse(options)
+    if arguments.json is not None:
+        _check_writable(arguments.json)
     return options
+
+
+def _budget(text: str | None) -> int | float | str | None:
+    """A budget as options take it: digits are bytes, digits with a point a fraction, the rest is text."""
+    from fxremat.options import resolve_budget
+
+    if text is None or not text.replace(".", "", 1).isdecimal():
+        return text
+    return float(text) if "." in text else resolve_budget(text, 0)
 
 
 def _check_generates_code(compiler: str, device: str) -> None:
@@ -347,6 +369,12 @@ def _show(reports: Sequence[Report], peaks: Mapping[str, int], arguments: argpar
         "measured_peak_bytes": dict(peaks),
     }
     _write_json(arguments.json, fields)
+
+
+def _check_writable(path: Path) -> None:
+    """Raise InvalidOptionError where a file plainly cannot be written, before anything takes time."""
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise InvalidOptionError("json", f"{str(path)!r} can't be written.")
 
 
 def _write_json(path: Path, fields: object) -> None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from fxremat import _torch, calibrate, ops
+from fxremat import _torch, calibrate, given, ops
 from fxremat.arithmetic import flops
-from fxremat.errors import InvalidOptionError
+from fxremat.errors import InvalidOptionError, near_matches, shown
 from fxremat.fusion import Lowering
 from fxremat.graph import JointGraph
 from fxremat.rates import Rates, rates
@@ -63,15 +63,41 @@ def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Co
         cost: ``"roofline"``, ``"measured"``, or seconds by node name (absent names take none).
 
     Raises:
-        InvalidOptionError: Another cost is named.
+        InvalidOptionError: Another cost is named, a node that the graph does not have, or no seconds.
     """
+    cost = check_cost(cost)
     if isinstance(cost, Mapping):
-        return _given(graph, cost)
-    if cost not in COSTS:
-        raise InvalidOptionError.bad_value("cost", cost, COSTS)
+        return _given(graph, _of_nodes(graph, cost))
     if graph.module is None:
         return _given(graph, graph.given_seconds)
     return _measured(graph) if cost == "measured" else roofline(graph)
+
+
+def check_cost(cost: object) -> str | dict[str, float]:
+    """A cost that ``costs`` understands for a graph with these nodes, in Python's own types.
+
+    Raises:
+        InvalidOptionError: It is none.
+    """
+    if not isinstance(cost, Mapping):
+        return given.choice("cost", cost, COSTS, "seconds by node name")
+    found = {}
+    for name, value in cost.items():
+        taken = given.amount(value)
+        if not isinstance(name, str) or taken is None:
+            expected = "seconds from 0 by a node's name"
+            raise InvalidOptionError("cost", f"got {shown({name: value})}, expected {expected}.")
+        found[str(name)] = taken
+    return found
+
+
+def _of_nodes(graph: JointGraph, seconds_of: Mapping[str, float]) -> Mapping[str, float]:
+    """The seconds, found to be those of nodes that the graph has."""
+    for name in seconds_of:
+        if name not in graph.index:
+            problem = f"there is no node {shown(name)} in {graph.name}."
+            raise InvalidOptionError("cost", problem, near_matches(name, graph.index))
+    return seconds_of
 
 
 def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> float:
@@ -90,8 +116,8 @@ def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Cost
     return total
 
 
-def _given(graph: JointGraph, given: Mapping[str, float]) -> Costs:
-    fixed = tuple(float(given.get(node.name, 0.0)) for node in graph.nodes)
+def _given(graph: JointGraph, seconds_of: Mapping[str, float]) -> Costs:
+    fixed = tuple(seconds_of.get(node.name, 0.0) for node in graph.nodes)
     none = (0.0,) * len(fixed)
     return Costs(fixed, none, none, (False,) * len(fixed))
 
@@ -106,12 +132,12 @@ def _measured(graph: JointGraph) -> Costs:
     return replace(_given(graph, {**timed, **untimed}), untimed=len(untimed))
 
 
-def roofline(graph: JointGraph, given: Rates | None = None) -> Costs:
+def roofline(graph: JointGraph, known: Rates | None = None) -> Costs:
     """The costs of a traced graph's nodes by the roofline model, at given rates or their own device's."""
     rates_of = functools.cache(rates)
     fixed, write, read, is_view = [], [], [], []
     for index, node in enumerate(graph.fx_nodes):
-        own = given or rates_of(_device(node))
+        own = known or rates_of(_device(node))
         traffic = ops.value_bytes(node) / own.bytes_per_second
         is_number = _torch.is_symbolic(node)
         view = index < graph.num_inputs or is_number or graph.loops[index].kind is ops.Kind.VIEW

@@ -8,10 +8,55 @@ know fxremat.
 from __future__ import annotations
 
 import difflib
+import os
+import reprlib
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from fxremat import _torch
+
+
+class _Shown(reprlib.Repr):
+    """How messages show a value: on a piece of a line, whatever it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 80
+
+    def repr_int(self, value: int, level: int) -> str:
+        """A number that is too long to be read, and from Python 3.11 on to be printed, by its size."""
+        return repr(value) if value.bit_length() < 128 else f"a number of {value.bit_length()} bits"
+
+
+shown = _Shown().repr
+
+# Where the code lies that a user hasn't written: ours, torch's, Python's.
+_LIBRARIES = tuple(
+    f"{folder}{os.sep}"
+    for folder in (Path(__file__).parent, Path(torch.__file__).parent, sysconfig.get_path("stdlib"))
+)
+
+
+def told(error: BaseException) -> str:
+    """What an error of a user's code says, and the line of the user's that raised it or led to it."""
+    files = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    lines = [f"{file}:{line}" for file, line in files if _is_the_users(file)]
+    where = f" ({lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {str(error).removesuffix('.')}{where}"
+
+
+def _is_the_users(file: str) -> bool:
+    is_installed = "site-packages" in file and not file.startswith(_LIBRARIES[:2])
+    return not file.startswith("<") and (is_installed or not file.startswith(_LIBRARIES))
+
+
+def near_matches(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three known names that resemble another, best first."""
+    return difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
 
 
 class FxrematError(_torch.PassedThrough):
@@ -52,15 +97,15 @@ class InvalidOptionError(FxrematError, ValueError):
     @classmethod
     def unknown(cls, option: str, known: Iterable[str]) -> InvalidOptionError:
         """The error for an option name that is neither fxremat's nor the compiler's."""
-        near = difflib.get_close_matches(option, sorted(known), n=3, cutoff=0.5)
+        near = near_matches(option, known)
         return cls(option, "is known neither to fxremat nor to the compiler.", near)
 
     @classmethod
     def bad_value(cls, option: str, value: object, allowed: Iterable[str]) -> InvalidOptionError:
         """The error for a value outside of ``allowed``."""
         names = list(allowed)
-        near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.5)
-        return cls(option, f"got {value!r}, expected {', '.join(names)}.", near)
+        near = near_matches(value if isinstance(value, str) else shown(value), names)
+        return cls(option, f"got {shown(value)}, expected {', '.join(names)}.", near)
 
 
 class InfeasibleBudgetError(FxrematError, MemoryError):
@@ -129,10 +174,13 @@ class ScheduleError(FxrematError, ValueError):
     Attributes:
         node: The name at fault.
         step: Its position in the schedule, or None where the fault is an absence.
+        problem: What is wrong with it.
     """
 
-    def __init__(self, node: str, step: int | None, problem: str) -> None:
+    def __init__(self, node: str, step: int | None, problem: str, planner: str = "") -> None:
         self.node = node
         self.step = step
+        self.problem = problem
+        whose = f" of planner {planner!r}" if planner else ""
         where = "" if step is None else f" at step {step}"
-        super().__init__(f"schedule, {node!r}{where}: {problem}")
+        super().__init__(f"schedule{whose}, {shown(node)}{where}: {problem}")

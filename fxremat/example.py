@@ -8,7 +8,6 @@ is told in one sentence, with the user's error chained.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxremat.errors import InvalidOptionError
+from fxremat.errors import FxrematError, InvalidOptionError, near_matches, told
 from fxremat.measure import measure_peak
 
 __all__ = ["Example", "example_of", "load"]
@@ -92,6 +91,15 @@ class Example:
             )
         loss.backward()
 
+    def check(self) -> None:
+        """Raise InvalidOptionError unless a training step runs by itself, without any compiler."""
+        try:
+            self.take_step(self.loss_of)
+        except FxrematError:
+            raise
+        except Exception as error:
+            raise InvalidOptionError("MODEL", f"a step raised {told(error)}; --debug shows more.") from error
+
     def peak_bytes(self, loss_of: Callable[..., Any]) -> int:
         """The measured peak of a training step that follows another."""
         self.take_step(loss_of)
@@ -111,7 +119,9 @@ def example_of(reference: str) -> Example:
     try:
         returned = function()
     except Exception as error:
-        raise InvalidOptionError("MODEL", f"calling {reference!r} raised {_told(error)}") from error
+        raise InvalidOptionError(
+            "MODEL", f"calling {reference!r} raised {told(error)}; --debug shows more."
+        ) from error
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise _misfit(reference, f"got {_kind(returned)}")
     example = Example(*returned)
@@ -144,8 +154,7 @@ def load(option: str, reference: str) -> Callable[..., Any]:
     if callable(function):
         return function  # type: ignore[no-any-return]
     known = [each for each, value in vars(module).items() if callable(value)]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    raise InvalidOptionError(option, f"{place!r} has no function {name!r}.", near)
+    raise InvalidOptionError(option, f"{place!r} has no function {name!r}.", near_matches(name, known))
 
 
 def _import_file(option: str, path: Path) -> ModuleType:
@@ -159,7 +168,9 @@ def _import_file(option: str, path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InvalidOptionError(option, f"importing {str(path)!r} raised {_told(error)}") from error
+        raise InvalidOptionError(
+            option, f"importing {str(path)!r} raised {told(error)}; --debug shows more."
+        ) from error
     return module
 
 
@@ -168,7 +179,9 @@ def _import_module(option: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise InvalidOptionError(option, f"importing {name!r} raised {_told(error)}") from error
+        raise InvalidOptionError(
+            option, f"importing {name!r} raised {told(error)}; --debug shows more."
+        ) from error
 
 
 def _search_in(folder: Path) -> None:
@@ -189,7 +202,3 @@ def _kind(value: object) -> str:
         gradient = "" if value.requires_grad else ", without a gradient"
         return f"a tensor of shape {tuple(value.shape)}{gradient}"
     return type(value).__name__
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error} (--debug shows where)"

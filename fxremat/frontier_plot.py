@@ -62,7 +62,7 @@ def read_points(path: Path) -> list[MeasuredPoint]:
             )
             for each in listed
         ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         wanted = 'a list of {"name": ..., "peak_bytes": ..., "time_ratio": ...}'
         raise InvalidOptionError("points", f"{str(path)!r} should hold {wanted}.") from error
 

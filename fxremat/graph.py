@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch import fx
 
-from fxremat import _torch, ops, twins
+from fxremat import _torch, given, ops, twins
 from fxremat.canonical import Phase, canonical_copy, module_path, source_line
-from fxremat.errors import GraphError
+from fxremat.errors import GraphError, InvalidOptionError, shown
 from fxremat.nodes import Node, analyse
+
+_Figure = TypeVar("_Figure", int, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +125,9 @@ class JointGraph:
             seconds: What running a node takes; nodes left out take none.
             name: What reports call it.
 
+        Raises:
+            GraphError: A name is that of no node, or bytes or seconds are negative or no numbers.
+
         Example:
             >>> g = JointGraph.from_mappings(
             ...     {"x": (), "a": ["x"], "b": ["a"], "da": ["b", "a"]}, {"a": 4, "b": 4, "da": 4},
@@ -129,28 +135,31 @@ class JointGraph:
             >>> [node.name for node in g.nodes], g.boundary
             (['x', 'a', 'b', 'da'], 3)
         """
-        inputs = {node for node, reads in operands.items() if not reads and node not in bytes}
-        order = sorted(operands, key=lambda node: node not in inputs)
+        reads = _operands(operands)
+        marked = (*forward_outputs, *backward_outputs, *backward, *keep)
+        for node in (*itertools.chain(*reads.values()), *marked):
+            if node not in reads:
+                raise GraphError(node, "it is read, returned or marked but is no node of the graph")
+        sizes_of = _figures("bytes", bytes, reads, given.whole)
+        inputs = {node for node, read in reads.items() if not read and node not in sizes_of}
+        order = sorted(reads, key=lambda node: node not in inputs)
         index = {node: position for position, node in enumerate(order)}
-        for node in (*itertools.chain(*operands.values()), *forward_outputs, *backward_outputs):
-            if node not in index:
-                raise GraphError(node, "it is read or returned but is no node of the graph")
         behind = frozenset(backward)
         needed = set(forward_outputs)
-        for node in reversed(list(operands)):
-            needed.update(operands[node] if node in needed else ())
+        for node in reversed(list(reads)):
+            needed.update(reads[node] if node in needed else ())
         sizes: list[int] = []
         nodes: list[Node] = []
         for node in order:
             created = () if node in inputs else (len(sizes),)
-            sizes.extend(bytes.get(node, 0) for _ in created)
+            sizes.extend(sizes_of.get(node, 0) for _ in created)
             phase = Phase.FORWARD if node in needed else Phase.DEFERRED
             phase = Phase.BACKWARD if node in behind else phase
             nodes.append(
                 Node(
                     node,
                     phase if created else Phase.INPUT,
-                    tuple(dict.fromkeys(index[operand] for operand in operands[node])),
+                    tuple(dict.fromkeys(index[operand] for operand in reads[node])),
                     creates=created,
                     recreates=created,
                     views=created,
@@ -166,8 +175,10 @@ class JointGraph:
             tuple(index[node] for node in forward_outputs),
             tuple(index[node] for node in backward_outputs),
             name=name,
-            given_seconds=dict(seconds or {}),
+            given_seconds=_figures("seconds", seconds or {}, reads, given.amount),
         )
+        if sum(sizes) > given.MOST_BYTES:
+            raise GraphError(name, "its nodes allocate more bytes than can be counted")
         graph.check()
         return graph
 
@@ -334,6 +345,40 @@ class JointGraph:
             if self.nodes[operand].phase is Phase.BACKWARD:
                 problem = f"a {node.phase.value} node reads the backward's {self.nodes[operand].name!r}"
                 raise GraphError(node.name, problem, self.source(node.name))
+
+
+def check_graph(graph: object) -> None:
+    """Raise InvalidOptionError unless it is a JointGraph."""
+    if not isinstance(graph, JointGraph):
+        expected = "a JointGraph, such as fxremat.capture() makes of a model"
+        raise InvalidOptionError("graph", f"got {shown(graph)}, expected {expected}.")
+
+
+def _operands(operands: object) -> dict[str, tuple[str, ...]]:
+    """What each node reads, by name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, read in given.mapping("operands", operands).items():
+        if not isinstance(name, str):
+            raise GraphError(name, "the name of a node is a text")
+        if isinstance(read, str) or not isinstance(read, Iterable):
+            raise GraphError(name, f"got {shown(read)}, expected the names of the nodes that it reads")
+        found[name] = tuple(read)
+    return found
+
+
+def _figures(
+    kind: str, figures: object, nodes: Collection[str], read: Callable[[object], _Figure | None]
+) -> dict[str, _Figure]:
+    """The bytes or the seconds of nodes, by name."""
+    found = {}
+    for name, value in given.mapping(kind, figures).items():
+        if name not in nodes:
+            raise GraphError(name, f"it has {kind} but is no node of the graph")
+        figure = read(value)
+        if figure is None:
+            raise GraphError(name, f"got {shown(value)}, expected {kind} as a number from 0")
+        found[name] = figure
+    return found
 
 
 def _boundary(nodes: Sequence[Node]) -> int:

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fxremat.fusion import Lowering, lower
+from fxremat import given
+from fxremat.fusion import FUSIONS, Lowering, lower
 from fxremat.graph import JointGraph
 from fxremat.instances import storage_instances
 from fxremat.schedule import Binding, bind
@@ -101,6 +102,7 @@ def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") ->
             ``"inductor"``: those that Inductor materialises have one.
 
     Raises:
+        InvalidOptionError: There is no such fusion.
         ScheduleError: The schedule reads a value before it is there.
 
     Example:
@@ -111,7 +113,7 @@ def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") ->
         [4, 6, 10]
     """
     binding = bind(graph, schedule)
-    return measure(graph, binding, lower(graph, binding, fusion))
+    return measure(graph, binding, lower(graph, binding, given.choice("fusion", fusion, FUSIONS)))
 
 
 def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryProfile:

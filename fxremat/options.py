@@ -7,33 +7,35 @@ a text such as ``"8GiB"`` (without a unit: whole bytes), a fraction of the peak 
 
 from __future__ import annotations
 
-import math
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, TypeAlias
 
-from fxremat import _compilers
-from fxremat.cost import COSTS
-from fxremat.errors import InvalidOptionError
+from fxremat import _compilers, given
+from fxremat.cost import check_cost
+from fxremat.errors import InvalidOptionError, shown
 from fxremat.planners import PLANNERS
 
 Budget: TypeAlias = "int | float | str | None"
 
 COMPILERS = ("inductor", "eager")
 ON_ERROR = ("raise", "fallback")
-_UNITS = {
-    "": 1,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
+_BUDGETS = "None, a number of bytes below 2**63, '8GiB', a fraction of the peak such as 0.4, or 'min'"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_PREFIXES = {
+    1000: (("k", "kilo"), ("m", "mega"), ("g", "giga"), ("t", "tera")),
+    1024: (("ki", "kibi"), ("mi", "mebi"), ("gi", "gibi"), ("ti", "tebi")),
 }
-_EXPECTED_BUDGET = ("None", "a number of bytes", "'8GiB'", "a fraction of the peak such as 0.4", "'min'")
+_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+    unit: base**power
+    for base, prefixes in _PREFIXES.items()
+    for power, (short, long) in enumerate(prefixes, start=1)
+    for unit in (short, f"{short}b", f"{short}byte", f"{short}bytes", f"{long}byte", f"{long}bytes")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +78,19 @@ class Options:
         Raises:
             InvalidOptionError: A name is unknown, or a value is not one that its option takes.
         """
-        given = dict(options or {})
-        mode = given.pop("mode", mode)
-        own = {name: given.pop(name) for name in OWN if name in given}
-        inductor = {**_mode_options(mode), **{name.replace("-", "_"): value for name, value in given.items()}}
-        parsed = cls(**own, inductor=inductor)
-        parsed._check()
-        return parsed
-
-    def _check(self) -> None:
-        check_budget(self.budget)
-        check_time_limit(self.time_limit_seconds)
-        _check_choice("compiler", self.compiler, COMPILERS)
-        _check_choice("on_error", self.on_error, ON_ERROR)
-        _check_choice("inplace", self.inplace, (True, False))
-        if self.compiler == "inductor" and not self.inplace:
+        found = _by_name(options)
+        mode_options = _mode_options(found.pop("mode", mode))
+        own = {name: read(found.pop(name)) for name, read in _READERS.items() if name in found}
+        if found.get("custom_partitioner_fn") is not None:
+            problem = (
+                "fxremat is the partitioner. Give planner=... a function of yours, or use backend='inductor'."
+            )
+            raise InvalidOptionError("custom_partitioner_fn", problem)
+        parsed = cls(**own, inductor={**mode_options, **found})
+        if parsed.compiler == "inductor" and not parsed.inplace:
             problem = "is for compiler='eager'; Inductor's own option is inplace_buffers=False."
             raise InvalidOptionError("inplace", problem)
-        if not callable(self.planner):
-            _check_choice("planner", self.planner, tuple(PLANNERS))
-        if not isinstance(self.cost, Mapping):
-            _check_choice("cost", self.cost, COSTS)
-        known = set(_compilers.inductor_option_names())
-        for name in self.inductor:
-            if name not in known:
-                raise InvalidOptionError.unknown(name, (*OWN, "mode", *known))
-
-
-OWN = ("budget", "planner", "compiler", "cost", "on_error", "inplace", "time_limit_seconds")
+        return parsed
 
 
 def memory_model(compiler: str, inplace: bool = True) -> str:
@@ -113,37 +100,94 @@ def memory_model(compiler: str, inplace: bool = True) -> str:
     return "inplace" if inplace else "none"
 
 
-def _mode_options(mode: str | None) -> dict[str, Any]:
+def _by_name(options: object) -> dict[str, Any]:
+    """The options by their names, in which dashes are underscores."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        expected = "a mapping from names to values such as {'budget': '8GiB'}"
+        raise InvalidOptionError("options", f"got {shown(options)}, expected {expected}.")
+    known = {*_READERS, "mode", *_compilers.inductor_option_names()}
+    found: dict[str, Any] = {}
+    for given_name, value in options.items():
+        if not isinstance(given_name, str):
+            raise InvalidOptionError(
+                "options", f"got {shown(given_name)} where the name of an option belongs."
+            )
+        name = given_name.replace("-", "_")
+        if name not in known:
+            raise InvalidOptionError.unknown(given_name, known)
+        if name in found:
+            raise InvalidOptionError(given_name, "is given twice, with dashes and with underscores.")
+        found[name] = value
+    return found
+
+
+def _mode_options(mode: object) -> dict[str, Any]:
     modes = _compilers.inductor_modes()
-    if mode is not None and mode not in modes:
-        raise InvalidOptionError.bad_value("mode", mode, modes)
-    return dict(modes[mode]) if mode is not None else {}
+    return {} if mode is None else dict(modes[given.choice("mode", mode, modes)])
 
 
-def _check_choice(option: str, value: object, allowed: Any) -> None:
-    if value not in allowed:
-        raise InvalidOptionError.bad_value(option, value, map(str, allowed))
+# --- Values -------------------------------------------------------------------------------------------
 
 
-def check_budget(budget: object) -> None:
-    """Raise InvalidOptionError unless ``resolve_budget`` will understand the budget."""
-    if budget is None or budget == "min":
-        return
-    if isinstance(budget, str):
-        _parse_bytes(budget)
-    elif isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
-        raise InvalidOptionError.bad_value("budget", budget, _EXPECTED_BUDGET)
-    elif isinstance(budget, float) and budget > 1:
-        raise InvalidOptionError(
-            "budget", f"{budget!r} is no fraction; give bytes as an int, such as {int(budget)}."
-        )
+def check_budget(budget: object) -> Budget:
+    """A budget that ``resolve_budget`` understands, in Python's own types.
+
+    Raises:
+        InvalidOptionError: It is none.
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str) and (budget == "min" or _bytes_of_text(budget) is not None):
+        return str(budget)
+    size = given.whole(budget)
+    if size is not None:
+        return size
+    fraction = given.amount(budget, given.MOST_BYTES)
+    if fraction is None:
+        raise InvalidOptionError("budget", f"got {shown(budget)}, expected {_BUDGETS}.")
+    if fraction > 1:
+        problem = f"{fraction!r} is no fraction; give bytes as an int, such as {int(fraction)}."
+        raise InvalidOptionError("budget", problem)
+    return fraction
 
 
-def check_time_limit(seconds: object) -> None:
-    """Raise InvalidOptionError unless it is None or a positive number."""
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if seconds is not None and not (is_number and 0 < seconds < math.inf):  # type: ignore[operator]
-        raise InvalidOptionError.bad_value("time_limit_seconds", seconds, ("None", "a positive number"))
+def check_time_limit(seconds: object) -> float | None:
+    """The time limit in Python's own types.
+
+    Raises:
+        InvalidOptionError: It is neither None nor a positive number.
+    """
+    if seconds is None:
+        return None
+    limit = given.amount(seconds)
+    if not limit:
+        expected = ("None", f"a number above 0 and up to {given.MOST_SECONDS:g}")
+        raise InvalidOptionError.bad_value("time_limit_seconds", seconds, expected)
+    return limit
+
+
+def check_planner(planner: object) -> str | Callable[..., Any]:
+    """The name of a planner, or a callable.
+
+    Raises:
+        InvalidOptionError: It is neither.
+    """
+    return planner if callable(planner) else given.choice("planner", planner, PLANNERS, "a function")
+
+
+# How the value of each option of ours is read: checked, and in Python's own types.
+_READERS: dict[str, Callable[[object], Any]] = {
+    "budget": check_budget,
+    "planner": check_planner,
+    "compiler": functools.partial(given.choice, "compiler", allowed=COMPILERS),
+    "cost": check_cost,
+    "on_error": functools.partial(given.choice, "on_error", allowed=ON_ERROR),
+    "inplace": functools.partial(given.flag, "inplace"),
+    "time_limit_seconds": check_time_limit,
+}
+OWN = tuple(_READERS)
 
 
 def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:
@@ -152,18 +196,17 @@ def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:
     >>> resolve_budget("1.5KiB", 0), resolve_budget(0.25, 4096), resolve_budget(100, 0)
     (1536, 1024, 100)
     """
-    check_budget(budget)
-    if budget is None or budget == "min":
-        return None
+    budget = check_budget(budget)
     if isinstance(budget, str):
-        return _parse_bytes(budget)
+        return None if budget == "min" else _bytes_of_text(budget)
     return int(budget * baseline_peak_bytes) if isinstance(budget, float) else budget
 
 
-def _parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    unit = match[2].removesuffix("ytes").removesuffix("b") + "b" if match and match[2] else ""
-    unit = "" if unit == "b" else unit
-    if match is None or unit not in _UNITS or (not unit and "." in match[1]):
-        raise InvalidOptionError.bad_value("budget", text, _EXPECTED_BUDGET)
-    return int(float(match[1]) * _UNITS[unit])
+def _bytes_of_text(text: str) -> int | None:
+    """The number of bytes that a text names; None if it names none, or one that can't be counted."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    scale = _UNITS.get(match[2], 0) if match is not None else 0
+    if match is None or scale == 0 or (scale == 1 and "." in match[1]):
+        return None
+    size = Decimal(match[1]) * scale
+    return int(size) if size <= given.MOST_BYTES else None

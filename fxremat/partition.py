@@ -14,7 +14,7 @@ from torch import fx
 
 from fxremat import _compilers, _torch, ops, twins
 from fxremat.errors import GraphError
-from fxremat.graph import JointGraph
+from fxremat.graph import JointGraph, check_graph
 from fxremat.inplace import overwrites
 from fxremat.kernels import segments, stretches, summed_products, waiting
 from fxremat.ops import Kind
@@ -41,6 +41,7 @@ def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule,
     Raises:
         GraphError: The graph has no fx graph or no gradient, or an operator's tuple would have to be saved.
     """
+    check_graph(graph)
     if graph.module is None:
         raise GraphError(graph.name, "a graph made of mappings cannot be partitioned")
     if all(gradient is None for gradient in graph.backward_outputs):

@@ -10,32 +10,33 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
-from fxremat import _torch
+from fxremat import _torch, given
 from fxremat.bounds import Bounds
 from fxremat.calibrate import scratch_bytes
 from fxremat.cost import costs
-from fxremat.errors import InfeasibleBudgetError, InvalidOptionError
+from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
 from fxremat.fusion import FUSIONS
-from fxremat.graph import JointGraph
+from fxremat.graph import JointGraph, check_graph
 from fxremat.memory import profile
-from fxremat.options import Budget, Options, check_time_limit, resolve_budget
+from fxremat.options import Budget, Options, check_planner, check_time_limit, resolve_budget
 from fxremat.partition import order_recomputation, partition
 from fxremat.planners import PLANNERS, Problem, Solution
 from fxremat.planners.auto import baseline_plan, pareto
 from fxremat.planners.base import progress
 from fxremat.report import Report, make_report
 from fxremat.rewrite import rewrite
-from fxremat.schedule import Schedule
 
 # Of a budget under Inductor: how far a peak may exceed the predicted one before the graph is planned again.
 INDUCTOR_MARGIN, INDUCTOR_MARGIN_ON_CPU = 0.1, 0.03
 SECONDS_WITHOUT_BUDGET = 0.3  # that ``auto`` searches where the default plan, or nearly that, is wanted
+
+_RETURNED = "mirror counts by node name, a schedule (names of nodes in order), a Solution, or several"
 
 
 def make_problem(
@@ -46,16 +47,16 @@ def make_problem(
     time_limit_seconds: float | None = None,
 ) -> Problem:
     """The planning problem of a graph."""
-    check_time_limit(time_limit_seconds)
-    if fusion not in FUSIONS:
-        raise InvalidOptionError.bad_value("fusion", fusion, FUSIONS)
+    check_graph(graph)
+    fusion = given.choice("fusion", fusion, FUSIONS)
+    limit = check_time_limit(time_limit_seconds)
 
     @functools.cache
     def min_cut_saved() -> Sequence[str]:
         assert graph.module is not None
         return _torch.min_cut_saved(graph.module, len(graph.forward_outputs), static_inputs)
 
-    return Problem(graph, costs(graph, cost), fusion, min_cut_saved, time_limit_seconds)
+    return Problem(graph, costs(graph, cost), fusion, min_cut_saved, limit)
 
 
 def plan(
@@ -127,24 +128,35 @@ def _asked(problem: Problem, budget: Budget, budget_bytes: int | None) -> Proble
 
 
 def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution, ...]:
-    """The solutions of a planner, the one first that it prefers without a budget."""
+    """The solutions of a planner, the one first that it prefers without a budget.
+
+    Raises:
+        InvalidOptionError: There is no such planner, or a callable takes or returns something else.
+        ScheduleError: What a callable returns is no execution of the graph.
+    """
+    planner = check_planner(planner)
     if isinstance(planner, str):
-        if planner not in PLANNERS:
-            raise InvalidOptionError.bad_value("planner", planner, PLANNERS)
         return PLANNERS[planner](problem)
-    name = getattr(planner, "__name__", type(planner).__name__)
-    if _takes_nodes(planner):
-        counts = {node.name: planner(node) for node in _forward(problem.graph)}
-        return (problem.mirror(counts, name),)
-    return _as_solutions(problem, planner(problem), name)
+    name = str(getattr(planner, "__name__", type(planner).__name__))
+    if _takes_nodes(planner, name):
+        returned: object = {node.name: planner(node) for node in _forward(problem.graph)}
+    else:
+        returned = planner(problem)
+    return _as_solutions(problem, returned, name)
 
 
-def _takes_nodes(planner: Callable[..., Any]) -> bool:
+def _takes_nodes(planner: Callable[..., Any], name: str) -> bool:
     """Whether a planner is a function from a node to its mirror count: its only parameter is ``node``."""
     try:
-        return list(inspect.signature(planner).parameters) == ["node"]
+        signature = inspect.signature(planner)
     except (TypeError, ValueError):
         return False  # a callable without a signature
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        expected = "one argument: the Problem, or one called node"
+        raise InvalidOptionError("planner", f"{name!r} takes {signature}, expected {expected}.") from error
+    return list(signature.parameters) == ["node"]
 
 
 def _forward(graph: JointGraph) -> Sequence[Any]:
@@ -153,15 +165,36 @@ def _forward(graph: JointGraph) -> Sequence[Any]:
     return nodes[graph.num_inputs : graph.boundary]
 
 
-def _as_solutions(problem: Problem, result: Any, name: str) -> tuple[Solution, ...]:
-    if isinstance(result, Solution):
-        return (result,)
-    if isinstance(result, Mapping):
-        return (problem.mirror(result, name),)
-    items = tuple(result)
-    if items and all(isinstance(item, Solution) for item in items):
-        return items
-    return (problem.check(problem.evaluate(Schedule(items), name)),)
+def _as_solutions(problem: Problem, returned: object, name: str) -> tuple[Solution, ...]:
+    """What a planner of the user's returned, as solutions that are valid and have this problem's figures."""
+    try:
+        if isinstance(returned, Mapping):
+            return (problem.mirror(returned, name),)
+        items = (returned,) if isinstance(returned, Solution) else _items(returned)
+        if items and all(isinstance(item, Solution) for item in items):
+            return tuple(_checked(problem, item) for item in items)
+        if items and all(isinstance(item, str) for item in items):
+            return (problem.check(problem.evaluate(items, name)),)
+    except ScheduleError as error:
+        raise ScheduleError(error.node, error.step, error.problem, name) from error
+    raise InvalidOptionError("planner", f"{name!r} returned {shown(returned)}, expected {_RETURNED}.")
+
+
+def _items(returned: object) -> tuple[Any, ...]:
+    """What a sequence or a generator holds; nothing for what is none, or has no order."""
+    if isinstance(returned, (str, Set)):
+        return ()
+    try:
+        iterator = iter(returned)  # type: ignore[call-overload]
+    except TypeError:
+        return ()
+    return tuple(iterator)
+
+
+def _checked(problem: Problem, solution: Solution) -> Solution:
+    """The solution with the figures of this problem, for which it may not have been made."""
+    found = problem.check(problem.evaluate(solution.schedule, solution.planner))
+    return replace(found, note=solution.note)
 
 
 def choose(

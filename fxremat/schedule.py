@@ -16,14 +16,16 @@ linear in steps and edges.
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fxremat import given
 from fxremat.canonical import Phase
-from fxremat.errors import ScheduleError
-from fxremat.graph import JointGraph
+from fxremat.errors import InvalidOptionError, ScheduleError, shown
+from fxremat.graph import JointGraph, check_graph
 
 
 class Schedule(tuple[str, ...]):
@@ -75,9 +77,13 @@ def bind(graph: JointGraph, schedule: Sequence[str]) -> Binding:
     Raises:
         ScheduleError: A name is unknown, or a node runs before what it reads.
     """
+    check_graph(graph)
+    if isinstance(schedule, str) or not isinstance(schedule, Iterable):
+        expected = "names of nodes in the order in which they run"
+        raise InvalidOptionError("schedule", f"got {shown(schedule)}, expected {expected}.")
     nodes = []
     for step, name in enumerate(schedule):
-        position = graph.index.get(name)
+        position = graph.index.get(name) if isinstance(name, str) else None
         if position is None or position < graph.num_inputs:
             raise ScheduleError(name, step, "the graph has no such node to run")
         nodes.append(position)
@@ -236,6 +242,7 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[
 
 def expand_bound(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[str] = ()) -> Binding:
     """What ``expand`` makes, resolved already."""
+    check_graph(graph)
     counts = _effective_counts(graph, mirror_counts)
     moved = _with_deferred_operands(graph, early)
     if not any(counts) and not moved:
@@ -251,12 +258,13 @@ def expand_bound(graph: JointGraph, mirror_counts: Mapping[str, int], early: Ite
 
 def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> list[int]:
     counts = [0] * len(graph.nodes)
-    for name, count in mirror_counts.items():
+    for name, count in given.mapping("mirror_counts", mirror_counts).items():
         if name not in graph.index:
             raise ScheduleError(name, None, "the graph has no such node to mirror")
-        if count < 0:
-            raise ScheduleError(name, None, f"a mirror count must be 0 or more, got {count}")
-        counts[graph.index[name]] = count
+        if not isinstance(count, numbers.Integral) or count < 0:
+            problem = f"a mirror count must be a whole number, 0 or more, got {shown(count)}"
+            raise ScheduleError(name, None, problem)
+        counts[graph.index[name]] = int(count)
     for position, node in enumerate(graph.nodes):
         at_most = counts[position] if node.at_most is None else node.at_most
         counts[position] = max(min(counts[position], at_most), node.at_least)

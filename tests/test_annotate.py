@@ -171,13 +171,41 @@ def test_what_cannot_be_computed_again_is_kept_and_noted() -> None:
         {"mirror": -1},
         {"mirror": 1.5},
         {"mirror": True},
+        {"mirror": "2"},
+        {"mirror": torch.tensor(2)},
+        {"keep": False},
+        {"keep": True, "recompute": True},
         {"recompute": 1, "keep": 1},
+        *(
+            {name: value}
+            for name in ("keep", "recompute")
+            for value in (None, 0, 1, "no", torch.tensor(True))
+        ),
     ],
+    ids=str,
 )
 def test_regions_without_a_meaning_are_refused(arguments: dict[str, Any]) -> None:
-    """Exactly one of the three, and a whole number of mirrors."""
+    """Exactly one of the three, True or False, and a whole number of mirrors."""
     with pytest.raises(InvalidOptionError):
         fxremat.region(**arguments)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("arguments", [{"keep": 0}, {"recompute": "no"}, {"mirror": -1}, {}], ids=str)
+def test_regions_without_a_meaning_are_refused_where_they_are_compiled(
+    arguments: dict[str, Any], fullgraph: bool
+) -> None:
+    """The same error, with the line of the model."""
+
+    class Wrong(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with fxremat.region(**arguments):
+                return torch.tanh(x).sum()
+
+    options = {"compiler": "eager"}
+    subject = torch.compile(Wrong(), backend="fxremat", fullgraph=fullgraph, options=options)
+    with pytest.raises(InvalidOptionError, match=r"test_annotate\.py.*\n.*fxremat\.region"):
+        subject(torch.ones(2, requires_grad=True))
 
 
 def test_a_schedule_that_disobeys_is_refused() -> None:

@@ -247,6 +247,26 @@ def test_partitioners_of_equal_options_are_equal_to_a_cache() -> None:
     assert fxremat.partitioner(planner=everything(1)).uuid() is None
 
 
+def test_graphs_that_run_as_they_are_are_not_for_inductor() -> None:
+    """It says that it asks; and would compile graphs that write in place."""
+    partition = fxremat.partitioner(budget="min", compiler="eager")
+    with pytest.raises(InvalidOptionError, match=r"Use partitioner\(compiler='inductor'\)"):
+        partition(fx.symbolic_trace(nn.Tanh()), (), compiler="inductor", num_fwd_outputs=1)
+
+
+def test_options_of_inductors_are_not_for_a_partitioner() -> None:
+    """They would be ignored."""
+    with pytest.raises(InvalidOptionError, match="Give it to torch") as caught:
+        fxremat.partitioner(max_autotune=True)
+    assert caught.value.option == "max_autotune"
+
+
+def test_another_partitioner_is_refused() -> None:
+    """It reaches the user before anything is compiled."""
+    with pytest.raises(InvalidOptionError, match="Give planner="):
+        compiled(chain(), custom_partitioner_fn=len)(square())
+
+
 # --- Inductor -------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def key(partition: Partitioner | None, module: fx.GraphModule | None = None) -> 
         return compiled_fx_graph_hash(graph, [], {}, [])[0]  # type: ignore[typeddict-item]
 
 
-BASE = {"budget": 1.0, "compiler": "eager", "cost": {"mm": 1.0}}
+BASE = {"budget": 1.0, "compiler": "eager", "cost": {"tanh": 1.0}}
 
 
 def test_equal_options_have_one_key() -> None:
@@ -60,7 +60,7 @@ def test_equal_options_have_one_key() -> None:
         {"budget": "min"},
         {"budget": None},
         {"planner": "sublinear"},
-        {"cost": {"mm": 2.0}},
+        {"cost": {"tanh": 2.0}},
         {"cost": "measured"},
         {"cost": "roofline"},
         {"inplace": False},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +189,38 @@ def test_a_graph_of_another_tracer() -> None:
     graph = JointGraph.from_fx(module, 1, name="other")
     assert (graph.name, graph.names, graph.tangent_bytes) == ("other", ("a", "da"), 16)
     assert graph.module is not module
+
+
+class Raising(nn.Module):
+    """Raises in its forward."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("width"), AttributeError("width"), IndexError("width"), AssertionError("width")]
+)
+def test_what_a_model_raises_is_told_with_its_line(error: Exception) -> None:
+    """Whatever it is; the error itself is chained."""
+    told = rf"Raising could not be traced.*{type(error).__name__}: .*width.*test_capture\.py:\d+\)"
+    with pytest.raises(CaptureError, match=told) as caught:
+        fxremat.capture(Raising(error), torch.ones(2))
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("model", [torch.sum, lambda x: x, nn.Linear, nn.Linear(2, 2).forward, None])
+def test_what_is_no_module_is_refused(model: Any) -> None:
+    """A function has no parameters to train; the error says to call it from a module."""
+    with pytest.raises(CaptureError, match=r"is no nn\.Module\. Call a function from the forward of one"):
+        fxremat.capture(model, torch.ones(2, requires_grad=True))
+
+
+def test_a_loss_that_cannot_be_called_is_refused() -> None:
+    """By its name."""
+    with pytest.raises(InvalidOptionError, match="option 'loss': got 3"):
+        fxremat.capture(nn.Linear(2, 2), torch.ones(2), loss=3)  # type: ignore[arg-type]

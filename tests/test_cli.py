@@ -15,7 +15,7 @@ import torch
 
 import fxremat
 from fxremat import cli, demo
-from fxremat.errors import InfeasibleBudgetError
+from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.rates import CPU
 
 SOURCE = """
@@ -62,6 +62,15 @@ def frozen():
 
 def keep_everything(problem):
     return {}
+
+
+class Raising(nn.Linear):
+    def forward(self, x):
+        return {"width": 1}["depth"]
+
+
+def raising():
+    return Raising(2, 2), (torch.ones(1, 2),), torch.sum
 """
 ACTIVATION_BYTES = 64 * 32 * 4
 
@@ -283,6 +292,7 @@ def test_the_frontier_is_drawn(model: str, tmp_path: Path) -> None:
         ("[", "is no JSON"),
         ('{"name": 1}', "should hold a list of"),
         ('[{"name": "eager"}]', "should hold a list of"),
+        ('[{"name": "eager", "peak_bytes": 1e999, "time_ratio": 1}]', "should hold a list of"),
     ],
 )
 def test_measured_points_are_read_before_anything_is_planned(
@@ -346,6 +356,68 @@ def test_a_wrong_model_is_told(model: str, capsys: pytest.CaptureFixture[str]) -
     assert "Did you mean 'chain'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["plan", "frontier", "explain"])
+def test_what_the_model_raises_is_told_with_its_line(
+    model: str, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Status 2 and one message: type, text and the line of the model."""
+    assert run(command, f"{model}:raising") == 2
+    printed = capsys.readouterr().err
+    line = 1 + SOURCE.splitlines().index('        return {"width": 1}["depth"]')
+    assert f"KeyError: 'depth' ({model}:{line})" in printed
+    assert printed.startswith("fxremat: ") and printed.count("\n") == 1
+
+
+def test_what_is_raised_by_us_keeps_its_traceback(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the model itself takes its step, its author is not to blame."""
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("fxremat.backend.Partitioner.__call__", fail)
+    with pytest.raises(Exception, match="ours") as caught:
+        run("explain", f"{model}:chain")
+    assert not isinstance(caught.value, FxrematError)
+
+
+@pytest.mark.parametrize("command", ["plan", "frontier"])
+def test_a_model_without_a_gradient_is_not_planned(
+    model: str, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Nothing to train: nothing to plan."""
+    assert run(command, f"{model}:frozen") == 2
+    assert "has no gradient to compute" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("budget", ["9" * 5000, "9" * 400 + ".0", "9" * 5000 + "GiB", "1e999"])
+def test_a_budget_beyond_counting_is_told(
+    model: str, capsys: pytest.CaptureFixture[str], budget: str
+) -> None:
+    """On one short line."""
+    assert run("plan", f"{model}:chain", "--budget", budget) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("fxremat: option 'budget': got ") and len(printed) < 300
+
+
+@pytest.mark.parametrize("rows", ["-1", "0", "1.5", "many", "9" * 5000])
+def test_a_table_has_a_row_at_least(capsys: pytest.CaptureFixture[str], rows: str) -> None:
+    """Told before the model is looked for."""
+    with pytest.raises(SystemExit) as exited:
+        run("plan", "nowhere.py:build", f"--rows={rows}")
+    assert exited.value.code == 2
+    assert "expected a number from 1" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_planned(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is none, and in a missing one there is none."""
+    monkeypatch.setattr(sys.modules["fxremat.capture"], "capture", None)
+    for path in (tmp_path, tmp_path / "no-such-folder" / "out.json"):
+        assert run("plan", f"{model}:chain", "--json", str(path)) == 2
+        assert f"option 'json': {str(path)!r} can't be written" in capsys.readouterr().err
+
+
 def test_a_step_without_a_gradient_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing to train: nothing to explain."""
     assert run("explain", f"{model}:frozen") == 2
@@ -380,9 +452,19 @@ def test_errors_of_others_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("text", "budget"),
-    [("8589934592", 8 << 30), ("0.4", 0.4), ("1.0", 1.0), ("8GiB", "8GiB"), ("min", "min"), ("-1", "-1")],
+    [
+        *[
+            ("8589934592", 8 << 30),
+            ("0.4", 0.4),
+            ("1.0", 1.0),
+            ("8GiB", "8GiB"),
+            ("min", "min"),
+            ("-1", "-1"),
+        ],
+        (None, None),
+    ],
 )
-def test_a_budget_is_read_as_in_python(text: str, budget: object) -> None:
+def test_a_budget_is_read_as_in_python(text: str | None, budget: object) -> None:
     """Digits are bytes, a point makes a fraction, the rest is for the options to judge."""
     read = cli._budget(text)
     assert (type(read), read) == (type(budget), budget)

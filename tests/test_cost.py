@@ -355,3 +355,30 @@ def test_compiled_graphs_are_cached_by_the_calibration(calibration: Path) -> Non
     slower = {**asdict(CPU), "flops_per_second": 1e9}
     (calibration / PINNED).write_text(json.dumps({"cpu": slower}), encoding="utf-8")
     assert fxremat.partitioner().uuid() != first
+
+
+@pytest.mark.parametrize(
+    "given_seconds",
+    [
+        {1: 1.0},
+        {"f1": -1.0},
+        {"f1": float("nan")},
+        {"f1": float("inf")},
+        {"f1": "1"},
+        {"f1": None},
+        {"f1": 10**400},
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_given_costs_that_are_no_seconds_are_refused(given_seconds: dict[str, float]) -> None:
+    """They would spoil every time that is predicted."""
+    with pytest.raises(InvalidOptionError, match=r"option 'cost': got \{"):
+        fxremat.plan(chain(2), cost=given_seconds, fusion="none")
+
+
+def test_a_misspelt_node_of_a_given_cost_is_named() -> None:
+    """With the nodes that resemble it; nodes that are left out take nothing."""
+    with pytest.raises(InvalidOptionError, match="there is no node 'f11' in chain") as caught:
+        costs(chain(2), {"f11": 1.0})
+    assert caught.value.near_matches[0] == "f1"
+    assert costs(chain(2), {}).fixed == (0.0,) * len(chain(2).nodes)

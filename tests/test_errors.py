@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from fxremat.errors import (
     InvalidOptionError,
     RatesError,
     ScheduleError,
+    told,
 )
 
 
@@ -79,6 +81,37 @@ def test_a_schedule_error_names_the_node_and_its_step() -> None:
     assert (error.node, error.step) == ("mm", 3)
     assert str(error) == "schedule, 'mm' at step 3: it may not run again"
     assert str(ScheduleError("mm", None, "it never runs")) == "schedule, 'mm': it never runs"
+
+
+def test_a_schedule_error_names_the_planner_that_made_the_schedule() -> None:
+    """Where a planner of the user's is at fault."""
+    error = ScheduleError("mm", 3, "it may not run again", "mine")
+    assert str(error) == "schedule of planner 'mine', 'mm' at step 3: it may not run again"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["9" * 5000, 10**5000, [10**5000], list(range(5000)), object()],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_of_any_size_is_shown_on_a_piece_of_a_line(value: object) -> None:
+    """Numbers, too, that Python refuses to print."""
+    error = InvalidOptionError.bad_value("budget", value, ["8GiB"])
+    assert len(str(error)) < 200
+    assert isinstance(InvalidOptionError.bad_value("n", 10**5000, ["1"]), ValueError)
+    assert "got a number of 16610 bits" in str(InvalidOptionError.bad_value("n", 10**5000, ["1"]))
+
+
+def test_an_error_of_the_users_is_told_with_its_line(tmp_path: Path) -> None:
+    """That of the innermost frame that is neither Python's nor torch's: here of two, in a call of json."""
+    path = tmp_path / "user.py"
+    path.write_text("import json\n\ndef inner():\n    json.loads('[')\n\ndef outer():\n    inner()\n")
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    with pytest.raises(ValueError) as caught:
+        space["outer"]()
+    assert told(caught.value).startswith("JSONDecodeError: Expecting value")
+    assert told(caught.value).endswith(f"({path}:4)")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_dotted_module_is_imported() -> None:
         ("tiny.py:bare_argument", "args is Tensor, not a tuple; for one argument write (x,)"),
         ("tiny.py:number_as_loss", "loss is float, which cannot be called"),
         ("tiny.py:with_argument", "raised TypeError: with_argument() missing 1 required positional argument"),
-        ("tiny.py:raises", "calling 'tiny.py:raises' raised KeyError: 'width'"),
+        ("tiny.py:raises", "calling 'tiny.py:raises' raised KeyError: 'width' ("),
     ],
 )
 def test_each_mistake_has_its_message(folder: Path, reference: str, message: str) -> None:
@@ -121,6 +121,14 @@ def test_a_step_needs_a_scalar(model: nn.Module, got: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         example.take_step(example.loss_of)
     assert f"got {got}. Return (model, args, loss)" in str(caught.value)
+
+
+def test_a_step_that_raises_is_told_with_the_users_line() -> None:
+    """Here that of the loss, in this file."""
+    example = Example(nn.Linear(2, 2), (torch.ones(3, 2),), lambda y: y.depth)
+    with pytest.raises(InvalidOptionError, match=r"a step raised AttributeError: .*test_example\.py:\d+\)"):
+        example.check()
+    Example(nn.Linear(2, 2), (torch.ones(3, 2),), torch.sum).check()
 
 
 def test_the_peak_is_that_of_a_step() -> None:

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import fxremat
 from fxremat import ops
 from fxremat.canonical import Phase
-from fxremat.errors import GraphError
+from fxremat.errors import CaptureError, GraphError, InvalidOptionError
 from fxremat.graph import JointGraph
 from fxremat.schedule import bind, expand
 
@@ -504,3 +504,62 @@ def test_a_graph_with_other_outputs_than_tensors() -> None:
     assert graph.backward_outputs[1] is None
     inputs = example_inputs(graph)
     assert_same(run_parts(fxremat.partition(graph), graph, inputs), run(graph.module, inputs))
+
+
+# --- Mappings that make no graph ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "node", "text"),
+    [
+        ({"bytes": {"a": -1}}, "a", "got -1, expected bytes"),
+        ({"bytes": {"a": float("nan")}}, "a", "got nan, expected bytes"),
+        ({"bytes": {"a": 1.5}}, "a", "got 1.5, expected bytes"),
+        ({"bytes": {"a": "1"}}, "a", "got '1', expected bytes"),
+        ({"bytes": {"a": 10**30}}, "a", "expected bytes"),
+        ({"bytes": {"a": 2**62, "b": 2**62}}, "drawn", "more bytes than can be counted"),
+        ({"bytes": {"aa": 1}}, "aa", "it has bytes but is no node"),
+        ({"seconds": {"a": -1}}, "a", "got -1, expected seconds"),
+        ({"seconds": {"a": float("nan")}}, "a", "got nan, expected seconds"),
+        ({"seconds": {"a": float("inf")}}, "a", "got inf, expected seconds"),
+        ({"seconds": {"aa": 1}}, "aa", "it has seconds but is no node"),
+        ({"keep": ["aa"]}, "aa", "is no node of the graph"),
+        ({"backward": ["aa"]}, "aa", "is no node of the graph"),
+        ({"operands": {"x": (), "a": "x"}}, "a", "got 'x', expected the names"),
+        ({"operands": {"x": None}}, "x", "got None, expected the names"),
+        ({"operands": {1: ()}}, "1", "the name of a node is a text"),
+    ],
+    ids=str,
+)
+def test_mappings_that_make_no_graph_are_refused(wrong: dict[str, Any], node: str, text: str) -> None:
+    """The error names the node; nothing negative or undefined reaches a peak or a time."""
+    right: dict[str, Any] = {"operands": {"x": (), "a": ["x"], "b": ["a"]}, "bytes": {}, "name": "drawn"}
+    with pytest.raises(GraphError) as caught:
+        JointGraph.from_mappings(**{**right, **wrong})
+    assert str(caught.value.node) == node
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["operands", "bytes", "seconds"])
+def test_mappings_are_mappings(name: str) -> None:
+    """What is none is refused by its name."""
+    right: dict[str, Any] = {"operands": {"x": ()}, "bytes": {}, "seconds": {}}
+    with pytest.raises(InvalidOptionError, match="expected a mapping") as caught:
+        JointGraph.from_mappings(**{**right, name: 3})
+    assert caught.value.option == name
+
+
+@pytest.mark.parametrize(
+    ("module", "count", "text"),
+    [
+        (None, 1, "expected a joint graph"),
+        ("drawn", 9, "the forward's part of 1"),
+        ("drawn", None, "got None"),
+    ],
+)
+def test_what_is_no_joint_fx_graph_is_refused(module: Any, count: Any, text: str) -> None:
+    """Nor is one that returns less than the forward is said to return."""
+    if module == "drawn":
+        module = fx.symbolic_trace(nn.Tanh())
+    with pytest.raises(CaptureError, match=text):
+        JointGraph.from_fx(module, count)

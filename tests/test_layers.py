@@ -21,6 +21,7 @@ LAYERS = (
     "_compilers",
     "_profilers",
     "errors",
+    "given",
     "drawing",
     "chain",
     "annotate",

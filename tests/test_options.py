@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +37,12 @@ GIB = 2**30
         ("8Gi", 8 * GIB),
         ("12B", 12),
         ("12 bytes", 12),
+        ("8 byte", 8),
+        ("8 MiByte", 8 << 20),
+        ("8kbytes", 8000),
+        ("1.5 gibibytes", 3 * 2**29),
+        ("2 kilobyte", 2000),
+        ("9007199254740993", 2**53 + 1),
         ("4096", 4096),
     ],
 )
@@ -80,8 +88,24 @@ def test_none_and_min_are_no_numbers(budget: str | None) -> None:
         "-8GiB",
         "8 8",
         "most",
+        "8 ytes",
+        "8bb",
+        "8 gibi",
+        "1e999",
+        "9" * 5000,
+        "9" * 400 + "GiB",
+        "9" * 5000 + "GiB",
+        10**400,
+        10**5000,
+        2**63,
+        1e308,
+        np.array([1, 2]),
+        np.array(["min"]),
+        torch.tensor(8),
+        torch.tensor([1, 2]),
+        np.True_,
     ],
-    ids=repr,
+    ids=lambda budget: type(budget).__name__,
 )
 def test_other_budgets_are_refused(budget: Any) -> None:
     """What is no budget is an InvalidOptionError of the option budget."""
@@ -90,6 +114,23 @@ def test_other_budgets_are_refused(budget: Any) -> None:
     assert caught.value.option == "budget"
     with pytest.raises(InvalidOptionError):
         resolve_budget(budget, 1000)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (np.int64(8), 8),
+        (np.uint8(8), 8),
+        (np.float64(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.str_("8B"), "8B"),
+    ],
+)
+def test_a_budget_of_numpys_is_one_of_pythons(budget: Any, expected: object) -> None:
+    """What caches are keyed by is the same for both."""
+    parsed = Options.parse({"budget": budget})
+    assert (type(parsed.budget), parsed.budget) == (type(expected), expected)
+    assert repr(parsed) == repr(Options.parse({"budget": expected}))
 
 
 def test_a_fraction_above_one_is_probably_bytes() -> None:
@@ -176,7 +217,7 @@ def test_a_misspelt_value_is_named(name: str, value: str, near: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["planner", "compiler", "cost", "on_error"])
-@pytest.mark.parametrize("value", [None, 3, ["auto"], True], ids=repr)
+@pytest.mark.parametrize("value", [None, 3, ["auto"], True, np.array([1, 2]), torch.tensor([1, 2])], ids=repr)
 def test_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
     """What is neither a known name nor a callable or mapping is an InvalidOptionError."""
     with pytest.raises(InvalidOptionError):
@@ -227,6 +268,86 @@ def test_what_was_given_is_left_alone() -> None:
     options = {"budget": 0.5, "max_autotune": True}
     Options.parse(options)
     assert options == {"budget": 0.5, "max_autotune": True}
+
+
+@pytest.mark.parametrize("value", [0, -1, 1e308, 10**400, float("nan"), "5", True, torch.tensor(1.0)])
+def test_other_time_limits_are_refused(value: Any) -> None:
+    """Among them one that no number of steps stands for."""
+    with pytest.raises(InvalidOptionError) as caught:
+        Options.parse({"time_limit_seconds": value})
+    assert caught.value.option == "time_limit_seconds"
+
+
+def test_a_time_limit_of_numpys_is_one_of_pythons() -> None:
+    """As a budget is."""
+    assert repr(Options.parse({"time_limit_seconds": np.int64(3)}).time_limit_seconds) == "3.0"
+
+
+@pytest.mark.parametrize("mode", [["default"], {"default": 1}, 3, np.array([1, 2])])
+def test_a_mode_of_another_type_is_refused(mode: Any) -> None:
+    """Unhashable or not, as an option and as the argument."""
+    for arguments in ({"options": {"mode": mode}}, {"mode": mode}):
+        with pytest.raises(InvalidOptionError) as caught:
+            Options.parse(**arguments)
+        assert caught.value.option == "mode"
+
+
+@pytest.mark.parametrize("value", [0, 1, "no", np.True_])
+def test_inplace_is_true_or_false(value: Any) -> None:
+    """And nothing that counts as one of them."""
+    with pytest.raises(InvalidOptionError, match="expected True, False"):
+        Options.parse({"inplace": value, "compiler": "eager"})
+
+
+@pytest.mark.parametrize("options", [["budget"], [("budget", 1)], "budget", 3, set(), ()])
+def test_options_are_a_mapping(options: Any) -> None:
+    """Pairs are none, and neither is what is empty."""
+    with pytest.raises(InvalidOptionError, match="expected a mapping from names to values"):
+        Options.parse(options)
+
+
+@pytest.mark.parametrize("name", [1, None, ("budget",)])
+def test_the_name_of_an_option_is_a_text(name: Any) -> None:
+    """Whatever else it is, it is shown."""
+    with pytest.raises(InvalidOptionError, match="where the name of an option belongs"):
+        Options.parse({name: 1})
+
+
+def test_names_of_ours_are_taken_with_dashes() -> None:
+    """As Inductor's are; a misspelt one suggests ours."""
+    parsed = Options.parse({"on-error": "fallback", "time-limit-seconds": 3})
+    assert (parsed.on_error, parsed.time_limit_seconds) == ("fallback", 3)
+    with pytest.raises(InvalidOptionError) as caught:
+        Options.parse({"on-eror": "fallback"})
+    assert (caught.value.option, caught.value.near_matches[0]) == ("on-eror", "on_error")
+
+
+def test_a_name_is_given_once() -> None:
+    """With dashes and with underscores it is the same name."""
+    with pytest.raises(InvalidOptionError, match="is given twice"):
+        Options.parse({"max-autotune": True, "max_autotune": False})
+
+
+def test_another_partitioner_is_refused() -> None:
+    """It would be ignored: fxremat is the partitioner. That there is none is no contradiction."""
+    with pytest.raises(InvalidOptionError, match="Give planner=") as caught:
+        Options.parse({"custom_partitioner_fn": len})
+    assert caught.value.option == "custom_partitioner_fn"
+    assert Options.parse({"custom_partitioner_fn": None}).inductor == {"custom_partitioner_fn": None}
+
+
+@pytest.mark.parametrize(
+    "cost", [{1: 2.0}, {"a": -1}, {"a": float("nan")}, {"a": "1"}, {"a": None}, {"a": 1e308}, {"a": True}]
+)
+def test_a_cost_is_seconds_by_name(cost: Any) -> None:
+    """Before there is a graph to look the names up in."""
+    with pytest.raises(InvalidOptionError, match=r"option 'cost': got .*expected seconds from 0 by"):
+        Options.parse({"cost": cost})
+
+
+def test_seconds_of_numpys_are_those_of_pythons() -> None:
+    """So that keys of caches are the same."""
+    assert repr(Options.parse({"cost": {"mm": np.float32(1)}}).cost) == "{'mm': 1.0}"
 
 
 def test_options_are_frozen() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from torch import fx
 
 import fxremat
 from fxremat import _torch
-from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionError
+from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionError, ScheduleError
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
 from fxremat.options import Options
@@ -149,6 +151,107 @@ def test_solving_with_a_planner_of_the_users() -> None:
 
     (solution,) = solve(problem(chain(2)), mine)
     assert (solution.planner, solution.schedule) == ("mine", Schedule(chain(2).names))
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        None,
+        3,
+        True,
+        "f1",
+        "",
+        (),
+        [],
+        [1, 2],
+        ["f1", None],
+        [["f1"]],
+        {"f1", "f2"},
+        object(),
+        torch.tensor(1),
+    ],
+    ids=repr,
+)
+def test_what_a_planner_may_not_return_is_refused(returned: object) -> None:
+    """The error names the planner, what it returned, and what it may return."""
+
+    def mine(planning: Problem) -> object:
+        return returned
+
+    with pytest.raises(InvalidOptionError, match=r"'mine' returned .*expected mirror counts") as caught:
+        solve(problem(chain(2)), mine)
+    assert caught.value.option == "planner"
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ({"f9": 1}, "'f9': the graph has no such node to mirror"),
+        ({1: 1}, "1: the graph has no such node to mirror"),
+        ({"f1": -1}, "0 or more, got -1"),
+        ({"f1": 1.0}, "0 or more, got 1.0"),
+        ({"f1": None}, "0 or more, got None"),
+        (["f1"], "'f2': it never runs"),
+        (Solution(Schedule(["f1"]), 0, 0.0, 0.0, "other"), "'f2': it never runs"),
+    ],
+    ids=str,
+)
+def test_a_planners_schedule_error_names_the_planner(returned: object, text: str) -> None:
+    """Counts and schedules that are none of the graph's."""
+
+    def mine(planning: Problem) -> object:
+        return returned
+
+    with pytest.raises(ScheduleError, match="schedule of planner 'mine'") as caught:
+        solve(problem(chain(2)), mine)
+    assert text in str(caught.value)
+
+
+def test_a_count_for_a_node_is_checked_too() -> None:
+    """Where the planner is a function from a node to its count."""
+    with pytest.raises(ScheduleError, match=r"planner '<lambda>', 'f1': .*got 1\.5"):
+        solve(problem(chain(2)), lambda node: 1.5)
+
+
+def test_a_solution_of_another_problem_has_this_ones_figures() -> None:
+    """Such as one that was read from a file, or was made for another memory model."""
+    planning = problem(chain(2))
+    true = planning.mirror({"f1": 1}, "mine")
+    false = replace(true, peak_bytes=0, seconds=float("nan"), note="seen")
+    (found,) = solve(planning, lambda problem: false)
+    assert found == replace(true, note="seen")
+
+
+@pytest.mark.parametrize("planner", [lambda: {}, lambda a, b: {}])
+def test_a_planner_that_cannot_be_called_is_refused(planner: Any) -> None:
+    """The error shows what it takes and what it should take."""
+    with pytest.raises(InvalidOptionError, match=r"takes \(.*\), expected one argument: the Problem"):
+        solve(problem(chain(2)), planner)
+
+
+@pytest.mark.parametrize("planner", [None, 3, ["auto"], torch.tensor([1, 2])])
+def test_a_planner_of_another_type_is_refused(planner: Any) -> None:
+    """What is neither a name nor a function."""
+    with pytest.raises(InvalidOptionError, match=r"expected auto, .*a function") as caught:
+        fxremat.plan(chain(2), planner=planner, fusion="none")
+    assert caught.value.option == "planner"
+
+
+@pytest.mark.parametrize("graph", [None, torch.nn.Linear(1, 1)], ids=["None", "Linear"])
+def test_what_is_no_joint_graph_is_refused(graph: Any) -> None:
+    """By every stage that takes one; the error says where graphs come from."""
+    stages: list[Callable[[], object]] = [
+        lambda: fxremat.plan(graph),
+        lambda: fxremat.frontier(graph),
+        lambda: fxremat.profile(graph, ()),
+        lambda: fxremat.allocate(graph, ()),
+        lambda: fxremat.expand(graph, {}),
+        lambda: fxremat.rewrite(graph, ()),
+        lambda: fxremat.partition(graph),
+    ]
+    for stage in stages:
+        with pytest.raises(InvalidOptionError, match=r"option 'graph'.*fxremat\.capture\(\)"):
+            stage()
 
 
 def test_planning_changes_nothing() -> None:

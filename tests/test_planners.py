@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from functorch.compile import min_cut_rematerialization_partition
@@ -497,3 +498,12 @@ def test_a_planner_sees_the_costs() -> None:
 
     fxremat.plan(chain(1), planner=mine, cost={"f1": 2.0, "g1": 3.0}, fusion="none")
     assert seen == [0.0, 0.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "{}", '{"schedule": 3}', None, '{"schedule": [], "x": 1}']
+)
+def test_what_to_json_did_not_write_is_refused(text: Any) -> None:
+    """Whatever is wrong with it."""
+    with pytest.raises(InvalidOptionError, match="is no solution that to_json wrote"):
+        Solution.from_json(text)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from graphs import chain, graphs_and_counts, graphs_and_schedules, joint_graphs, with_outputs, with_phases
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fxremat.canonical import Phase
-from fxremat.errors import ScheduleError
+from fxremat.errors import InvalidOptionError, ScheduleError
 from fxremat.graph import JointGraph
 from fxremat.schedule import Binding, Schedule, bind, expand, identity, prune, validate
 
@@ -278,13 +279,39 @@ def test_a_kept_node_cuts_the_recomputation() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "node", "problem"),
-    [({"f9": 1}, "f9", "no such node"), ({"f1": -1}, "f1", "0 or more, got -1")],
+    [
+        ({"f9": 1}, "f9", "no such node"),
+        ({"f1": -1}, "f1", "0 or more, got -1"),
+        ({"f1": 1.0}, "f1", "0 or more, got 1.0"),
+        ({"f1": "1"}, "f1", "0 or more, got '1'"),
+        ({"f1": None}, "f1", "0 or more, got None"),
+    ],
 )
 def test_impossible_counts_are_refused(counts: dict[str, int], node: str, problem: str) -> None:
-    """An unknown name and a negative count are ScheduleErrors."""
+    """An unknown name, a negative count and one that is not whole are ScheduleErrors."""
     with pytest.raises(ScheduleError, match=problem) as caught:
         expand(chain(2), counts)
     assert (caught.value.node, caught.value.step) == (node, None)
+
+
+@pytest.mark.parametrize("schedule", [None, 3, "f1"])
+def test_a_schedule_is_a_sequence_of_names(schedule: Any) -> None:
+    """One name is none."""
+    with pytest.raises(InvalidOptionError, match="expected names of nodes in the order"):
+        bind(chain(2), schedule)
+
+
+@pytest.mark.parametrize("name", [None, 1, ["f1"]])
+def test_a_name_that_is_no_text_is_no_node(name: Any) -> None:
+    """Unhashable or not."""
+    with pytest.raises(ScheduleError, match="at step 0: the graph has no such node to run"):
+        bind(chain(2), [name])
+
+
+def test_counts_are_a_mapping() -> None:
+    """What is none is refused as such."""
+    with pytest.raises(InvalidOptionError, match="option 'mirror_counts'"):
+        expand(chain(2), 3)  # type: ignore[arg-type]
 
 
 def late_values() -> JointGraph:

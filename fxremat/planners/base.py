@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 from tqdm import tqdm
 
 from fxremat.cost import Costs, seconds
-from fxremat.errors import ScheduleError
+from fxremat.errors import InvalidOptionError, ScheduleError
 from fxremat.fusion import Lowering, lower
 from fxremat.graph import JointGraph
 from fxremat.memory import measure
@@ -63,9 +63,16 @@ class Solution:
 
     @classmethod
     def from_json(cls, text: str) -> Solution:
-        """Read what ``to_json`` wrote."""
-        fields = json.loads(text)
-        return cls(**{**fields, "schedule": Schedule(fields["schedule"])})
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            InvalidOptionError: It wrote something else.
+        """
+        try:
+            fields = json.loads(text)
+            return cls(**{**fields, "schedule": Schedule(fields["schedule"])})
+        except (TypeError, KeyError, ValueError) as error:
+            raise InvalidOptionError("text", f"is no solution that to_json wrote: {error!r}.") from error
 
 
 @dataclass(frozen=True, eq=False)
