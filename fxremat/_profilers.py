@@ -42,7 +42,9 @@ def _is_session(found: Any) -> bool:
     if issubclass(kind, profiler.profile):
         is_recording = found.profiling_start_time_ns > found.profiling_end_time_ns
         return bool(found.entered and (is_recording or found.kineto_results is None))
-    return issubclass(kind, torch.profiler.profile) and found.current_action is ProfilerAction.WARMUP
+    # With this option one of the above is used again, and shows nothing while it is prepared.
+    is_reused = issubclass(kind, torch.profiler.profile) and found.acc_events
+    return is_reused and found.current_action is ProfilerAction.WARMUP
 
 
 @contextlib.contextmanager
@@ -72,7 +74,7 @@ def _silent() -> Iterator[None]:
 
 
 def allocator_changes(call: Callable[[], object], device: torch.device) -> list[int]:
-    """Bytes that the allocator of a kind of device gave (frees: below 0) while the call ran, in order of time.
+    """Bytes that a device's allocator gave (or got back: below 0) while the call ran, in order of time.
 
     What the call returns is held meanwhile. Only this thread counts, and those that operators start to share
     their work with.
@@ -87,11 +89,10 @@ def allocator_changes(call: Callable[[], object], device: torch.device) -> list[
     try:
         _held = call()
     finally:
-        events = [each for thread in torch._C._autograd._disable_profiler_legacy() for each in thread]
-    changes = sorted((each for each in events if each.kind() == _CHANGE), key=_start)
-    taken = ((each.cuda_memory_usage if device.type == "cuda" else each.cpu_memory_usage)() for each in changes)
+        threads: Any = torch._C._autograd._disable_profiler_legacy()
+    events = [event for events in threads for event in events if event.kind() == _CHANGE]
+    events.sort(key=lambda event: event.start_us())
+    taken = (
+        event.cuda_memory_usage() if device.type == "cuda" else event.cpu_memory_usage() for event in events
+    )
     return [size_bytes for size_bytes in taken if size_bytes]
-
-
-def _start(event: Any) -> float:
-    return float(event.start_us())

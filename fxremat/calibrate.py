@@ -1,12 +1,12 @@
 """Calibration: what each distinct operator of a graph takes on this machine, found by running it once.
 
 Two figures no formula gives are read off: the *scratch* bytes that an operator allocates and frees again
-while it runs (a convolution's reordered operands, a dropout's random numbers, the whole base of a view that is
-copied), and its seconds. An operator is run alone, in a thread of its own, on example operands of the traced
-sizes, once per target, sizes, dtypes, strides and other arguments: its scratch in each process, its seconds
-once for all processes, for they are kept in the device's ledger. Random states are restored. Operators with
-effects, of unknown purity, on devices that are not there, that refuse the examples, or that would trust them
-blindly, have no scratch that is known: 0, and no seconds.
+while it runs (a convolution's reordered operands, a dropout's random numbers, a result that is rolled twice),
+and its seconds. An operator is run alone, in a thread of its own, on example operands of the traced sizes,
+once per target, sizes, dtypes, strides and other arguments: its scratch in each process, its seconds once for
+all processes, for they are kept in the device's ledger. Random states are restored. Operators with effects,
+of unknown purity, on devices that are not there, that refuse the examples, or that would trust them blindly,
+have no scratch that is known: 0, and no seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fxremat.ledger import positive
 from fxremat.measure import allocated_bytes
 from fxremat.rates import REFUSALS, alone, facts, is_present, present, rates, seconds_per_call, source
 
-# For this process, by signature; scratch bytes where convolutions are laid out as traced, and as Inductor does.
+# For this process, by signature; scratch bytes of convolutions laid out as traced, and as Inductor does it.
 _scratch_bytes: dict[bool, dict[str, int]] = {}
 
 # Operators that could not be timed in this process; another may have the memory for them.
@@ -221,6 +221,7 @@ def _measure_seconds(node: fx.Node) -> float | None:
 
 def _call(node: fx.Node, channels_last: bool = False) -> Callable[[], object]:
     """The node on example operands, as a callable."""
+
     def example(argument: Any) -> Any:
         value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
         return _example(value, channels_last)

@@ -236,9 +236,9 @@ def _parsed(given: object) -> Rates | None:
 
 @contextlib.contextmanager
 def alone(devices: Iterable[torch.device]) -> Iterator[Callable[[Callable[[], T]], T]]:
-    """Yield what runs a function as it is, whatever surrounds the caller: tracing, autograd, autocast, profilers.
+    """Yield what runs a function as it is, whatever surrounds the caller.
 
-    All of these belong to a thread, so the function runs in another one.
+    Tracing, autograd, autocast and profilers all belong to a thread, so the function runs in another one.
 
     Args:
         devices: Where operators run; the random states are restored there and on the CPU.

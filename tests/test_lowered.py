@@ -31,7 +31,10 @@ NO_VIEWS: Mapping[str, Sequence[str]] = {}
 
 
 def code(
-    body: str, sizes: Mapping[str, int], is_backward: bool = False, viewed: Mapping[str, Sequence[str]] = NO_VIEWS
+    body: str,
+    sizes: Mapping[str, int],
+    is_backward: bool = False,
+    viewed: Mapping[str, Sequence[str]] = NO_VIEWS,
 ) -> GeneratedCode:
     """Generated code with these statements; a buffer's one origin has its name."""
     lines = "".join(f"        {line}\n" for line in body.split("\n"))
@@ -323,6 +326,15 @@ def test_what_operators_return_is_in_the_lowered_peak(
     """Results without a tuple, views that only an operator can make, scratch memory."""
     report, measured = stepped(Energy(operator), torch.full((32, 64), 0.5), budget=budget)
     assert report.lowered_peak_bytes == measured
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_convolutions_of_one_channel_are_within_the_budget() -> None:
+    """Their images may be channels first and last at once: the scratch memory is that of the worse."""
+    layers = (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GELU(), nn.Conv2d(4, 1, 3), nn.GELU()) for _ in range(4))
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(48 * 48, 1), nn.Flatten(0))
+    report, measured = stepped(net, torch.ones(1, 1, 64, 64), budget="min")
+    assert measured <= report.peak_bytes
 
 
 @pytest.mark.usefixtures("no_kernels")
