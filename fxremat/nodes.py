@@ -1,8 +1,9 @@
 """Nodes: what planning needs to know of each node of an fx graph, and how it is found out.
 
 A *storage* is a piece of memory that one node allocates. Views share it; each output of an operator with
-several is one of its own. The nodes whose values share a storage are its alias set. Nodes and storages are
-referred to by index. Linear in nodes.
+several is one of its own. The nodes whose values share a storage are its alias set. A storage is as large as
+the result that lies in it, but where the storage of an operand is cloned whole for a part. Nodes and storages
+are referred to by index. Linear in nodes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from fxremat import _torch, ops
 from fxremat.annotate import Order, order_of
 from fxremat.canonical import Phase
+
+# Clone the storage of their first operand whole, however little of it that views, and write to the clone.
+_STORAGE_CLONES = frozenset(
+    {
+        ops.aten.as_strided_scatter,
+        ops.aten.copy,
+        ops.aten.diagonal_scatter,
+        ops.aten.select_scatter,
+        ops.aten.slice_scatter,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +175,20 @@ class _Storages:
         several = value if isinstance(value, (list, tuple)) else [value]
         outputs = value if isinstance(value, dict) else dict(enumerate(several))
         self.slots[node] = {key: self._allocate(output) for key, output in outputs.items()}
+        if ops.packet(node) in _STORAGE_CLONES:
+            self.sizes[-1] = max(self.sizes[-1], self._cloned_bytes(node.all_input_nodes[0]))
         created = tuple(storage for slot in self.slots[node].values() for storage in slot)
         self.views[node] = created
         return created
+
+    def _cloned_bytes(self, node: fx.Node) -> int:
+        """Bytes of the storage that a value lies in, which a clone of it takes as well."""
+        tensor = node.meta["val"]
+        if tensor.layout is not torch.strided or _is_expanded(tensor):
+            return 0  # its elements are cloned, which are the result's
+        if self.views[node]:
+            return self.sizes[self.views[node][0]]
+        return _torch.hint(tensor.untyped_storage().nbytes()) or 0  # the caller's, as it was traced
 
     def _allocate(self, output: object) -> tuple[int, ...]:
         sizes = [ops.storage_bytes(tensor) for tensor in ops.tensors(output)]
@@ -173,3 +197,9 @@ class _Storages:
 
     def _picked(self, node: fx.Node, source: fx.Node) -> tuple[int, ...]:
         return self.slots.get(source, {}).get(node.args[1], self.views[source])
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements of the tensor share their place in memory."""
+    layout = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(_torch.hint(step) == 0 and _torch.hint(size) != 1 for size, step in layout)

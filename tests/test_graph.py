@@ -267,6 +267,29 @@ def assert_storages_are_real(graph: JointGraph) -> None:
             assert viewed <= (set(node.views) or {None}), node
 
 
+@pytest.mark.parametrize(
+    ("write", "shape"),
+    [
+        (lambda a, y: a[1].copy_(y), (6,)),
+        (lambda a, y: a[1:3].copy_(y), (2, 6)),
+        (lambda a, y: torch.select_scatter(a[1:3], y, 0, 1), (6,)),
+        (lambda a, y: torch.slice_scatter(a[1:3], y, 0, 1, 2), (1, 6)),
+        (lambda a, y: torch.diagonal_scatter(a[1:3], y), (2,)),
+        (lambda a, y: torch.as_strided_scatter(a[1:3], y, (2,), (1,), 6), (2,)),
+        (lambda a, y: torch.select_scatter(a[1].expand(3, 6), y, 0, 1), (6,)),
+        (lambda a, y: torch.select_scatter(a.as_strided((1, 6), (0, 1)), y, 0, 0), (6,)),
+    ],
+    ids=["row", "rows", "select", "slice", "diagonal", "as_strided", "expanded", "single"],
+)
+@pytest.mark.parametrize("is_input", [False, True])
+def test_a_write_to_a_view_clones_its_whole_storage(
+    write: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], is_input: bool
+) -> None:
+    """However little of it the view shows; of an expanded view the elements alone."""
+    graph = captured(lambda x, y: write(x if is_input else x.neg(), y).sin().sum(), leaf(4, 6), leaf(*shape))
+    assert_storages_are_real(graph)
+
+
 @pytest.mark.parametrize("name", [*OPERATORS, *LAYERS])
 def test_storages_are_those_of_torch(name: str) -> None:
     """The oracle: run for real, an operator allocates and aliases as the graph says."""
