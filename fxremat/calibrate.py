@@ -198,7 +198,7 @@ def _measure_scratch(node: fx.Node, channels_last: bool) -> int:
         measured = measure_peak(call, device=device)
     except REFUSALS:
         return 0
-    return max(0, measured.peak_bytes - ops.value_bytes(node))
+    return max(0, measured.peak_bytes - max(measured.end_bytes, ops.value_bytes(node)))
 
 
 def _measure_seconds(node: fx.Node) -> float | None:

@@ -2,12 +2,13 @@
 
 A *storage* is a piece of memory that one node allocates. Views share it; each output of an operator with
 several is one of its own. The nodes whose values share a storage are its alias set. A storage is as large as
-the result that lies in it, but where the storage of an operand is cloned whole for a part. Nodes and storages
-are referred to by index. Linear in nodes.
+the result that lies in it, but for two kinds of operators whose results are a part of what they allocate.
+Nodes and storages are referred to by index. Linear in nodes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,17 @@ _STORAGE_CLONES = frozenset(
         ops.aten.diagonal_scatter,
         ops.aten.select_scatter,
         ops.aten.slice_scatter,
+    }
+)
+
+# Compute in memory as large as their operands and shrink the tensor to their result, which keeps all of it.
+_SHRINKING = frozenset(
+    {
+        ops.aten.binary_cross_entropy,
+        ops.aten.col2im,
+        ops.aten.mse_loss,
+        ops.aten.smooth_l1_loss,
+        ops.aten.soft_margin_loss,
     }
 )
 
@@ -177,6 +189,8 @@ class _Storages:
         self.slots[node] = {key: self._allocate(output) for key, output in outputs.items()}
         if ops.packet(node) in _STORAGE_CLONES:
             self.sizes[-1] = max(self.sizes[-1], self._cloned_bytes(node.all_input_nodes[0]))
+        if ops.packet(node) in _SHRINKING:
+            self.sizes[-1] = max(self.sizes[-1], *map(_elements_bytes, node.all_input_nodes))
         created = tuple(storage for slot in self.slots[node].values() for storage in slot)
         self.views[node] = created
         return created
@@ -203,3 +217,9 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     """Whether elements of the tensor share their place in memory."""
     layout = zip(tensor.shape, tensor.stride(), strict=True)
     return any(_torch.hint(step) == 0 and _torch.hint(size) != 1 for size, step in layout)
+
+
+def _elements_bytes(node: fx.Node) -> int:
+    """Bytes of a node's tensor, each element in a place of its own; 0 where a size is unknown."""
+    tensor: torch.Tensor = node.meta["val"]
+    return math.prod(_torch.hint(size) or 0 for size in tensor.shape) * tensor.dtype.itemsize
