@@ -11,6 +11,7 @@ have no scratch that is known: 0, and no seconds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
@@ -25,7 +26,7 @@ from tqdm import tqdm
 from fxremat import _profilers, _torch, ledger, ops
 from fxremat.graph import JointGraph
 from fxremat.ledger import positive
-from fxremat.measure import allocated_bytes
+from fxremat.measure import held_bytes
 from fxremat.rates import REFUSALS, alone, facts, is_present, present, rates, seconds_per_call, source
 
 # For this process, by signature; scratch bytes of convolutions laid out as traced, and as Inductor does it.
@@ -144,7 +145,7 @@ def signature(node: fx.Node) -> str:
         if not isinstance(argument, fx.Node):
             return str(argument)
         values = ops.tensors(argument.meta.get("val"))
-        return str([(_sizes(v.shape), _sizes(v.stride()), v.dtype, v.device) for v in values])
+        return str([(_sizes(v.shape), _sizes(v.stride()), v.dtype, v.device, v.is_conj()) for v in values])
 
     described = fx.node.map_aggregate((node.args, dict(node.kwargs)), describe)  # type: ignore[arg-type]
     return f"{node.target}{described}"
@@ -192,14 +193,14 @@ def _fill(
 
 def _scratch(node: fx.Node, channels_last: bool = False) -> int:
     device = _device(node)
-    try:
-        call = _call(node, channels_last)
-        if device.type == "cuda":
-            call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
-        taken = allocated_bytes(call, device)
-    except REFUSALS:
-        return 0
-    return max(0, taken - ops.value_bytes(node))
+    for definite in (False, True):
+        with contextlib.suppress(*REFUSALS):
+            call = _call(node, channels_last, definite)
+            if device.type == "cuda":
+                call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
+            peak_bytes, end_bytes = held_bytes(call, device)
+            return max(0, peak_bytes - max(end_bytes, ops.value_bytes(node)))
+    return 0
 
 
 def _scratch_under_inductor(node: fx.Node) -> int:
@@ -219,31 +220,48 @@ def _measure_seconds(node: fx.Node) -> float | None:
     return float(f"{seconds:.{SECONDS_DIGITS}g}")
 
 
-def _call(node: fx.Node, channels_last: bool = False) -> Callable[[], object]:
+def _call(node: fx.Node, channels_last: bool = False, definite: bool = False) -> Callable[[], object]:
     """The node on example operands, as a callable."""
 
     def example(argument: Any) -> Any:
         value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
-        return _example(value, channels_last)
+        return _example(value, channels_last, definite)
 
     args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), example)
     target: Any = node.target
     return lambda: target(*args, **kwargs)
 
 
-def _example(value: Any, channels_last: bool) -> Any:
-    """A real value for a traced one: a filled tensor in place of a fake one, sizes by their hints."""
+def _example(value: Any, channels_last: bool, definite: bool) -> Any:
+    """A real value for a traced one: a filled tensor in place of a fake one, sizes by their hints.
+
+    Args:
+        value: The traced one.
+        channels_last: Whether images are laid out so.
+        definite: Whether matrices are to be the identity, and indices to count from 1, as factorisations and
+            what reads them want it.
+    """
     if isinstance(value, torch.SymInt):
         return _torch.hint(value)
     if not isinstance(value, torch.Tensor):
         return value
     shape = [_torch.hint(size) or 1 for size in value.shape]
     stride = [_torch.hint(step) or 0 for step in value.stride()]
-    fill = 0.5 if value.dtype.is_floating_point else 0
     if channels_last and ops.is_channels_first(value):
-        return _channels_last(shape, stride, value).fill_(fill)
-    flat = torch.full((ops.extent(shape, stride),), fill, dtype=value.dtype, device=value.device)
-    return flat.as_strided(shape, stride)
+        return _channels_last(shape, stride, value).fill_(0.5)
+    found = _numbers(ops.extent(shape, stride), value.dtype, value.device).as_strided(shape, stride)
+    if definite and len(shape) > 1:
+        found.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
+    elif definite:
+        found.fill_(1)
+    return torch._neg_view(found) if value.is_neg() else found.conj() if value.is_conj() else found
+
+
+def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers that most operators take, and that cost them most: true, an index of 0, no two of them alike."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.linspace(0.25, 0.75, count, device=device).to(dtype)
+    return torch.full((count,), dtype is torch.bool, dtype=dtype, device=device)
 
 
 def _channels_last(shape: list[int], stride: list[int], traced: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ CUDA the allocator's own statistics are read. They cannot tell blocks apart, so 
 free nothing older: start it without gradients, as a training step does anyway. Torch's peak statistics
 start anew there.
 
-A single operator is measured in another way (``allocated_bytes``), which may run anywhere at any time: beside
+A single operator is measured in another way (``held_bytes``), which may run anywhere at any time: beside
 a profiler of the user's, and without touching the statistics of an allocator.
 
 Left out: memory that does not come from torch's allocator (a library's scratch, CUDA graphs' pools
@@ -41,7 +41,7 @@ from torch.profiler import profile
 from fxremat import _profilers
 from fxremat.errors import FxrematError, InvalidOptionError
 
-__all__ = ["Measurement", "allocated_bytes", "measure_peak", "time_steps"]
+__all__ = ["Measurement", "held_bytes", "measure_peak", "time_steps"]
 
 _ALLOCATOR_EVENT = "[memory]"
 
@@ -86,23 +86,22 @@ def measure_peak(step: Callable[[], object], *, device: torch.device | str | Non
     return _measure_cpu(step) if where.type == "cpu" else _measure_cuda(step, where)
 
 
-def allocated_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """The highest sum of bytes that a call held at one moment, what it returns included.
+def held_bytes(call: Callable[[], object], device: torch.device) -> tuple[int, int]:
+    """The highest sum of bytes that a call held at one moment, and what it held at its end: what it returns.
 
     For calls that free nothing older and run in a thread of their own, so that no profiler can be recording
-    there. On CUDA the allocator's events are of whole blocks. Their peak can't be above all that was asked
-    for, which its counters tell without rounding: the lower figure is taken.
+    there. On CUDA the allocator's events are of whole blocks. What was freed can't have been more than was
+    asked for, which its counters tell without rounding: the lower figure is taken.
 
     >>> import torch
     >>> given = torch.empty(1000)  # 4 bytes each
-    >>> allocated_bytes(lambda: given.flip(0), torch.device("cpu"))
-    4000
+    >>> held_bytes(lambda: given.flip(0).sum(), torch.device("cpu"))
+    (4004, 4)
     """
-    asked_bytes = _cuda_bytes(device, "allocated") if device.type == "cuda" else 0
-    peak_bytes = max(itertools.accumulate(_profilers.allocator_changes(call, device)), default=0)
     if device.type == "cuda":
-        return min(peak_bytes, _cuda_bytes(device, "allocated") - asked_bytes)
-    return peak_bytes
+        return _held_on_cuda(call, device)
+    sums = [0, *itertools.accumulate(_profilers.allocator_changes(call, device))]
+    return max(sums), sums[-1]
 
 
 def time_steps(
@@ -207,6 +206,22 @@ def _measure_cuda(step: Callable[[], object], device: torch.device) -> Measureme
     torch.cuda.synchronize(device)
     peak_bytes = max(0, _cuda_bytes(device, "peak") - start_bytes)
     return Measurement(peak_bytes, _cuda_bytes(device, "current") - start_bytes, seconds)
+
+
+def _held_on_cuda(call: Callable[[], object], device: torch.device) -> tuple[int, int]:
+    def counts() -> tuple[int, int]:
+        return _cuda_bytes(device, "current"), _cuda_bytes(device, "freed")
+
+    def counted() -> object:
+        before = counts()
+        result = call()
+        found.extend(after - each for after, each in zip(counts(), before, strict=True))
+        return result
+
+    found: list[int] = []
+    sums = [0, *itertools.accumulate(_profilers.allocator_changes(counted, device))]
+    end_bytes, freed_bytes = found
+    return end_bytes + min(max(sums) - sums[-1], freed_bytes), end_bytes
 
 
 def _cuda_bytes(device: torch.device, which: str) -> int:

@@ -1,20 +1,45 @@
 """Nodes: what planning needs to know of each node of an fx graph, and how it is found out.
 
 A *storage* is a piece of memory that one node allocates. Views share it; each output of an operator with
-several is one of its own. The nodes whose values share a storage are its alias set. Nodes and storages are
-referred to by index. Linear in nodes.
+several is one of its own. The nodes whose values share a storage are its alias set. A storage is as large as
+the result that lies in it, but for two kinds of operators whose results are a part of what they allocate.
+Nodes and storages are referred to by index. Linear in nodes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from fxremat import _torch, ops
 from fxremat.annotate import Order, order_of
 from fxremat.canonical import Phase
+
+# Clone the storage of their first operand whole, however little of it that views, and write to the clone.
+_STORAGE_CLONES = frozenset(
+    {
+        ops.aten.as_strided_scatter,
+        ops.aten.copy,
+        ops.aten.diagonal_scatter,
+        ops.aten.select_scatter,
+        ops.aten.slice_scatter,
+    }
+)
+
+# Compute in memory as large as their operands and shrink the tensor to their result, which keeps all of it.
+_SHRINKING = frozenset(
+    {
+        ops.aten.binary_cross_entropy,
+        ops.aten.col2im,
+        ops.aten.mse_loss,
+        ops.aten.smooth_l1_loss,
+        ops.aten.soft_margin_loss,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +187,22 @@ class _Storages:
         several = value if isinstance(value, (list, tuple)) else [value]
         outputs = value if isinstance(value, dict) else dict(enumerate(several))
         self.slots[node] = {key: self._allocate(output) for key, output in outputs.items()}
+        if ops.packet(node) in _STORAGE_CLONES:
+            self.sizes[-1] = max(self.sizes[-1], self._cloned_bytes(node.all_input_nodes[0]))
+        if ops.packet(node) in _SHRINKING:
+            self.sizes[-1] = max(self.sizes[-1], *map(_elements_bytes, node.all_input_nodes))
         created = tuple(storage for slot in self.slots[node].values() for storage in slot)
         self.views[node] = created
         return created
+
+    def _cloned_bytes(self, node: fx.Node) -> int:
+        """Bytes of the storage that a value lies in, which a clone of it takes as well."""
+        tensor = node.meta["val"]
+        if tensor.layout is not torch.strided or _is_expanded(tensor):
+            return 0  # its elements are cloned, which are the result's
+        if self.views[node]:
+            return self.sizes[self.views[node][0]]
+        return _torch.hint(tensor.untyped_storage().nbytes()) or 0  # the caller's, as it was traced
 
     def _allocate(self, output: object) -> tuple[int, ...]:
         sizes = [ops.storage_bytes(tensor) for tensor in ops.tensors(output)]
@@ -173,3 +211,15 @@ class _Storages:
 
     def _picked(self, node: fx.Node, source: fx.Node) -> tuple[int, ...]:
         return self.slots.get(source, {}).get(node.args[1], self.views[source])
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements of the tensor share their place in memory."""
+    layout = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(_torch.hint(step) == 0 and _torch.hint(size) != 1 for size, step in layout)
+
+
+def _elements_bytes(node: fx.Node) -> int:
+    """Bytes of a node's tensor, each element in a place of its own; 0 where a size is unknown."""
+    tensor: torch.Tensor = node.meta["val"]
+    return math.prod(_torch.hint(size) or 0 for size in tensor.shape) * tensor.dtype.itemsize

@@ -267,6 +267,46 @@ def assert_storages_are_real(graph: JointGraph) -> None:
             assert viewed <= (set(node.views) or {None}), node
 
 
+@pytest.mark.parametrize(
+    ("write", "shape"),
+    [
+        (lambda a, y: a[1].copy_(y), (6,)),
+        (lambda a, y: a[1:3].copy_(y), (2, 6)),
+        (lambda a, y: torch.select_scatter(a[1:3], y, 0, 1), (6,)),
+        (lambda a, y: torch.slice_scatter(a[1:3], y, 0, 1, 2), (1, 6)),
+        (lambda a, y: torch.diagonal_scatter(a[1:3], y), (2,)),
+        (lambda a, y: torch.as_strided_scatter(a[1:3], y, (2,), (1,), 6), (2,)),
+        (lambda a, y: torch.select_scatter(a[1].expand(3, 6), y, 0, 1), (6,)),
+        (lambda a, y: torch.select_scatter(a.as_strided((1, 6), (0, 1)), y, 0, 0), (6,)),
+    ],
+    ids=["row", "rows", "select", "slice", "diagonal", "as_strided", "expanded", "single"],
+)
+@pytest.mark.parametrize("is_input", [False, True])
+def test_a_write_to_a_view_clones_its_whole_storage(
+    write: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], is_input: bool
+) -> None:
+    """However little of it the view shows; of an expanded view the elements alone."""
+    graph = captured(lambda x, y: write(x if is_input else x.neg(), y).sin().sum(), leaf(4, 6), leaf(*shape))
+    assert_storages_are_real(graph)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    "loss", ["binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss"]
+)
+def test_a_loss_keeps_the_memory_of_its_terms(loss: str, reduction: str) -> None:
+    """Some losses are the first element of a tensor that was as large as their operands, and hold it."""
+    function = getattr(functional, loss)
+    terms = lambda x, y: function(x.sigmoid(), y.sigmoid().detach(), reduction=reduction).sum()  # noqa: E731
+    assert_storages_are_real(captured(terms, leaf(4, 6), leaf(4, 6)))
+
+
+def test_folded_columns_keep_their_memory() -> None:
+    """The image that columns are folded to lies in memory as large as the columns."""
+    columns = leaf(2, 36, 16)
+    assert_storages_are_real(captured(lambda x: functional.fold(x.exp(), (6, 6), 3).sin().sum(), columns))
+
+
 @pytest.mark.parametrize("name", [*OPERATORS, *LAYERS])
 def test_storages_are_those_of_torch(name: str) -> None:
     """The oracle: run for real, an operator allocates and aliases as the graph says."""

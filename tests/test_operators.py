@@ -1,0 +1,119 @@
+"""Every operator by itself: no step takes more than its predicted peak, and no plan changes a gradient.
+
+Python numbers that become tensors while an operator runs are left out: ``NUMBER_BYTES`` a node at most.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES, LAYOUTS, family
+from operators import Case, Outcome, Trained, cases, database, have_same_bits, outcome, steps, surprises
+from torch import nn
+
+NEEDED = "torch's database of operators needs expecttest"
+PARTS = 16  # of the database, one test each
+SAMPLES = 3
+
+# OpInfos that make no step, and why. Steps that Dynamo cannot trace as one graph are left out as they come.
+EXCLUDED = {
+    "allclose": "it returns a Python number",
+    "broadcast_shapes": "it returns sizes",
+    "equal": "it returns a Python number",
+    "item": "it returns a Python number",
+    "sparse_mm_reduce": "it takes sparse operands",
+    "sparse_sampled_addmm": "it takes sparse operands",
+}
+
+# What is quick and differs most, for every run of the tests.
+FEW = (
+    "add on a view",
+    "assign columns",
+    "assign rows",
+    "attention causal",
+    "batch_norm",
+    "cat",
+    "complex abs",
+    "conv2d 1-1",
+    "conv2d 33-64",
+    "cross_entropy",
+    "cumprod",
+    "diagonal_scatter of rows",
+    "fft outer",
+    "layer_norm",
+    "median",
+    "mm sliced",
+    "mvlgamma",
+    "pad reflect",
+    "roll 2",
+    "select_scatter of rows",
+    "slice_scatter of rows",
+    "var_mean",
+)
+
+
+def complaints(case: Case) -> list[str]:
+    """What does not hold of a case's steps, and the nodes of their joint graphs that surprise."""
+    found = []
+    for step in steps(case):
+        wrong = list(_complaints(step))
+        found += [f"{case.name}, {type(step).__name__.lower()}: {each}" for each in wrong]
+        found += [f"    {each}" for each in surprises(step)] if wrong else []
+    return found
+
+
+def _complaints(step: nn.Module) -> Iterator[str]:
+    kept = outcome(step, planner="keep_all", inplace=False)
+    yield from _excess("keep_all", kept)
+    if isinstance(step, Trained):
+        least = outcome(step, budget="min")
+        yield from _excess("min", least)
+        if not have_same_bits(least, kept):
+            yield "the gradients differ"
+
+
+def _excess(plan: str, found: Outcome) -> Iterator[str]:
+    if not found.is_kept:
+        yield f"{plan} takes {found.measured_bytes} bytes, {found.predicted_bytes} are predicted"
+    if not found.is_tight:
+        loose = f"{plan} takes {found.measured_bytes} bytes of {found.predicted_bytes} that are predicted"
+        warnings.warn(loose, stacklevel=2)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_families(name: str) -> None:
+    """One of each kind: predicted peaks are kept, and gradients are those without recomputation."""
+    assert complaints(family(name)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, layout: str) -> None:
+    """The same for every family, however its operands lie in memory."""
+    assert complaints(family(name, layout)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_database(part: int, dtype: torch.dtype) -> None:
+    """The same for every operator of torch's database, a few samples each."""
+    pytest.importorskip("expecttest", reason=NEEDED)
+    found: list[str] = []
+    for op in database()[part::PARTS]:
+        if dtype in op.dtypes and op.formatted_name not in EXCLUDED:
+            found += _complaints_of(op, dtype)
+    assert found == []
+
+
+def _complaints_of(op: Any, dtype: torch.dtype) -> Iterator[str]:
+    for case in cases(op, dtype, SAMPLES):
+        try:
+            yield from complaints(case)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            warnings.warn(f"{case.name} is no step: {str(error).splitlines()[0]}", stacklevel=2)
