@@ -258,7 +258,7 @@ def _example(value: Any, channels_last: bool, definite: bool) -> Any:
 
 
 def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers that most operators take, and that cost them most: true, an index of 0, no two of them alike."""
+    """Numbers that most operators take and that cost them most: true, an index of 0, no two of them alike."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.linspace(0.25, 0.75, count, device=device).to(dtype)
     return torch.full((count,), dtype is torch.bool, dtype=dtype, device=device)

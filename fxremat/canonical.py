@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from fxremat import _torch, given, ops
+from fxremat import _torch, generators, given, ops
 from fxremat.errors import CaptureError, shown
 
 _OURS = f'File "{Path(__file__).parent}{os.sep}'  # how a frame of fxremat's own is spelled in a stack trace
@@ -41,9 +41,15 @@ class Phase(enum.Enum):
 
 
 def canonical_copy(
-    module: fx.GraphModule, num_forward_outputs: int
+    module: fx.GraphModule, num_forward_outputs: int, redraws: bool = False
 ) -> tuple[fx.GraphModule, tuple[Phase, ...]]:
     """A copy in canonical order without dead nodes, and the phase of each of its nodes but the output.
+
+    Args:
+        module: The joint graph.
+        num_forward_outputs: How many of its outputs belong to the forward.
+        redraws: Whether each random operator of the forward gets a node before it that keeps the state which
+            it draws from.
 
     Raises:
         CaptureError: It is no fx graph, has fewer outputs than its forward shall have, or a node is needed
@@ -63,7 +69,14 @@ def canonical_copy(
         if node.target is torch.ops.aten.detach.default and not is_output:
             copies[node] = copies[node.all_input_nodes[0]]
             continue
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        is_drawn = redraws and phases[node] is Phase.FORWARD and ops.is_random(node)
+        if is_drawn and generators.can_keep_state(node):
+            state = generators.add_state(graph, node)
+            copied_phases.append(Phase.FORWARD)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta[generators.STATE] = state.name
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
         copied_phases.append(phases[node])
         if phases[node] is Phase.BACKWARD and ops.is_random(node):
             _torch.pin_to_backward(copies[node])  # its place in a rewritten graph may not tell any more

@@ -84,7 +84,7 @@ def capture(
             ) from error
         _torch.cse(module)
         _torch.force_saves(module)
-        graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
+        graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not decompose)
         _check_gradients(model, graph)
         return graph
 

@@ -66,6 +66,7 @@ class JointGraph:
         *,
         name: str = "graph",
         keep: Collection[str] = (),
+        redraws: bool = False,
     ) -> JointGraph:
         """Analyse a copy of a joint fx graph, such as AOTAutograd hands to a partitioner.
 
@@ -75,11 +76,13 @@ class JointGraph:
             num_forward_outputs: How many of the outputs belong to the forward.
             name: What reports call it.
             keep: Names of nodes that must not run a second time, besides those known not to.
+            redraws: Whether random operators of the forward may run again, from a state of their generator
+                that is kept. For graphs that run as they are: no compiler takes what reads the state.
 
         Raises:
             CaptureError: The graph is not one that can be split into a forward and a backward.
         """
-        copy, phases = canonical_copy(module, num_forward_outputs)
+        copy, phases = canonical_copy(module, num_forward_outputs, redraws)
         *fx_nodes, output = copy.graph.nodes
         nodes, sizes = analyse(fx_nodes, output, phases, frozenset(keep))
         index = {node: position for position, node in enumerate(fx_nodes)}

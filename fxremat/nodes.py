@@ -18,6 +18,7 @@ from torch import fx
 from fxremat import _torch, ops
 from fxremat.annotate import Order, order_of
 from fxremat.canonical import Phase
+from fxremat.generators import state_of
 
 # Clone the storage of their first operand whole, however little of it that views, and write to the clone.
 _STORAGE_CLONES = frozenset(
@@ -99,9 +100,9 @@ def analyse(
             Node(
                 node.name,
                 phase,
-                tuple(index[operand] for operand in node.all_input_nodes),
+                tuple(index[operand] for operand in _operands(node)),
                 creates=creates,
-                recreates=creates[: ops.REPLAYED_OUTPUTS] if ops.replay(node) else creates,
+                recreates=creates[: ops.replay(node).outputs],
                 views=views,
                 shares=None if shares is None else index[shares],
                 leader=index[shares] if shares is not None and ops.is_getitem(node) else None,
@@ -115,12 +116,18 @@ def analyse(
     return tuple(nodes), tuple(storages.sizes)
 
 
+def _operands(node: fx.Node) -> Sequence[fx.Node]:
+    """What the node reads; what draws random numbers counts the state from which it may draw them again."""
+    state = state_of(node)
+    return node.all_input_nodes if state is None else [*node.all_input_nodes, state]
+
+
 def _keep_reason(node: fx.Node, reads_mutated: bool, order: Order) -> str | None:
     if order.at_most == 0:
         return order.reason
     if node.meta.get("recompute") is _torch.CheckpointPolicy.MUST_SAVE:
         return "its checkpoint policy is MUST_SAVE"  # outside of the forward, where users order nothing
-    if reads_mutated and ops.replay(node) is None:
+    if reads_mutated:
         return "it reads an input that the program writes to"
     if ops.is_getitem(node) and _is_statistics_update(node):
         return "it is an update of running statistics"
@@ -131,16 +138,15 @@ def _keep_reason(node: fx.Node, reads_mutated: bool, order: Order) -> str | None
 
 def _is_statistics_update(node: fx.Node) -> bool:
     """Whether a ``getitem`` picks an output that a replay leaves out."""
-    position = node.args[1]
-    replayed = ops.replay(node.all_input_nodes[0]) is not None
-    return replayed and isinstance(position, int) and position >= ops.REPLAYED_OUTPUTS
+    position, outputs = node.args[1], ops.replay(node.all_input_nodes[0]).outputs
+    return outputs is not None and isinstance(position, int) and position >= outputs
 
 
 def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[fx.Node]:
-    """Nodes that read, directly or through a view, an input that the program writes to.
+    """Nodes that read again, directly or through a view, an input that the program writes to.
 
-    Run again they would read the new value. The writes are ``copy_`` nodes, and what the runtime copies
-    back when the forward has ended, which the outputs' descriptions tell.
+    It would be the new value. The writes are ``copy_`` nodes, and what the runtime copies back when the
+    forward has ended, which the outputs' descriptions tell.
     """
     described = _torch.leaves(output.meta.get("desc"))
     written = [_torch.mutated_input_of(description) for description in described]
@@ -149,8 +155,8 @@ def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[
     }
     tainted |= {n.all_input_nodes[0] for n in nodes if n.target is ops.aten.copy_.default}
     readers: set[fx.Node] = set()
-    for node in nodes:
-        if tainted.isdisjoint(node.all_input_nodes):
+    for node in nodes if tainted else ():
+        if tainted.isdisjoint(ops.replay(node).operands):
             continue
         readers.add(node)
         if ops.viewed_operand(node) in tainted:

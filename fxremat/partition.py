@@ -14,6 +14,7 @@ from torch import fx
 
 from fxremat import _compilers, _torch, ops, twins
 from fxremat.errors import GraphError
+from fxremat.generators import random_state
 from fxremat.graph import JointGraph, check_graph
 from fxremat.inplace import overwrites
 from fxremat.kernels import segments, stretches, summed_products, waiting
@@ -72,14 +73,15 @@ def _write_in_place(graph: JointGraph, modules: Iterable[fx.GraphModule]) -> Non
 
 
 def _erase_random(module: fx.GraphModule, others: frozenset[str]) -> None:
-    """Erase the other side's random operators, with what only they read.
+    """Erase the other side's random operators and their states, with what only they read.
 
     PyTorch's extraction copies every node whose operands are there, and outside of torch.compile the random
     ones survive although dead. They would draw again, and change every later random number of the program.
     """
 
     def has_effect(node: fx.Node) -> bool:
-        return node.is_impure(impure_random=node.name not in others)
+        is_others = node.name in others
+        return node.is_impure(impure_random=not is_others) and not (is_others and node.target is random_state)
 
     module.graph.eliminate_dead_code(has_effect)
     module.recompile()

@@ -322,7 +322,8 @@ def rewritten(
     """
     _torch.cse(module)
     _torch.force_saves(module)
-    graph = JointGraph.from_fx(module, num_forward_outputs, name=name)
+    redraws = options.compiler == "eager"
+    graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=redraws)
     graph = replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion))
     report = planned(graph, options, static_inputs, within_bytes)
     return rewrite(graph, report.solution.schedule), report

@@ -14,6 +14,7 @@ from torch import fx
 
 from fxremat import ops
 from fxremat.errors import GraphError
+from fxremat.generators import STATE
 from fxremat.graph import JointGraph
 from fxremat.schedule import Binding, validate
 
@@ -72,14 +73,14 @@ def _transcribe(graph: JointGraph, module: fx.GraphModule, binding: Binding) -> 
 
 
 def _mirror(graph: fx.Graph, node: fx.Node, latest: dict[fx.Node, fx.Node], name: str) -> fx.Node:
-    replay = ops.replay(node)
-    target, args, kwargs = replay or (node.target, node.args, node.kwargs)
-    args, kwargs = fx.node.map_arg((args, kwargs), latest.__getitem__)
+    target, args, kwargs, outputs = ops.replay(node)
+    args, kwargs = fx.node.map_arg((args, dict(kwargs)), latest.__getitem__)
     copy = graph.create_node(node.op, target, args, kwargs, name=name, type_expr=node.type)
     copy.meta = dict(node.meta)
-    if replay is not None:
-        copy.meta["val"] = node.meta["val"][: ops.REPLAYED_OUTPUTS]
+    if outputs is not None:
+        copy.meta["val"] = node.meta["val"][:outputs]
     copy.meta.pop("recompute", None)
+    copy.meta.pop(STATE, None)
     copy.meta[MIRROR] = node.name
     return copy
 

@@ -154,7 +154,8 @@ def validate(graph: JointGraph, schedule: Sequence[str]) -> Binding:
     for position in range(graph.num_inputs, len(graph.nodes)):
         if position not in present:
             raise ScheduleError(graph.nodes[position].name, None, "it never runs")
-    ordered = [node for node in binding.nodes if graph.nodes[node].ordered]
+    steps = zip(binding.nodes, binding.is_mirror, strict=True)
+    ordered = [node for node, is_mirror in steps if graph.nodes[node].ordered and not is_mirror]
     for before, after in pairwise(ordered):
         if before > after:
             name = graph.nodes[after].name
@@ -201,7 +202,8 @@ def _prune(graph: JointGraph, binding: Binding) -> Binding:
     for step in binding.outputs:
         live[step] = True
     for step in reversed(range(len(binding.nodes))):
-        if not live[step] and not graph.nodes[binding.nodes[step]].ordered:
+        is_ordered = graph.nodes[binding.nodes[step]].ordered and not binding.is_mirror[step]
+        if not live[step] and not is_ordered:
             continue
         live[step] = True
         for read in binding.reads[step]:

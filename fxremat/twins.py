@@ -29,6 +29,7 @@ import torch
 from torch import fx
 
 from fxremat import _torch, ops
+from fxremat.generators import redraw
 
 # Their twins compute the result in memory of their own and copy it.
 _COPYING = frozenset({torch.ops.aten.mvlgamma.default})
@@ -70,9 +71,10 @@ def is_plain(node: fx.Node) -> bool:
     """Whether the node has let go of its operands and its results when it returns, but for declared views."""
     if ops.is_getitem(node):
         return True
-    if not _torch.is_operator(node.target) or node.target.namespace not in ops.PURE_NAMESPACES:
+    operator = node.args[2] if node.target is redraw else node.target
+    if not _torch.is_operator(operator) or operator.namespace not in ops.PURE_NAMESPACES:
         return False
-    return torch.Tag.maybe_aliasing_or_mutating not in node.target.tags
+    return torch.Tag.maybe_aliasing_or_mutating not in operator.tags
 
 
 def writable_operands(node: fx.Node) -> tuple[fx.Node, ...]:

@@ -25,6 +25,7 @@ LAYERS = (
     "drawing",
     "chain",
     "annotate",
+    "generators",
     "ops",
     "arithmetic",
     "twins",

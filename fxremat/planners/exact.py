@@ -325,9 +325,9 @@ class _Search:
             needed[step] = True
         for step in reversed(range(len(order))):
             node = nodes[order[step]]
-            has_mark = node.phase is Phase.FORWARD or node.creates != node.recreates
+            has_mark = node.phase is Phase.FORWARD or node.ordered or node.creates != node.recreates
             is_first = has_mark and not binding.is_mirror[step]  # another first run would change something
-            if not (needed[step] or node.ordered or is_first or left[order[step]] == 1):
+            if not (needed[step] or is_first or left[order[step]] == 1):
                 left[order[step]] -= 1
                 continue
             needed[step] = True
@@ -350,7 +350,7 @@ def _may_run(operator: Operator, live: int, ran: int, behind: bool) -> bool:
 
 def _may_repeat(operator: Operator, ran: int) -> bool:
     """Whether an operator that has run may run again, now or later."""
-    if not operator.remakes or operator.before & ran:
+    if not operator.remakes:
         return False
     return not operator.is_limited or any(not ran & run for run in operator.runs)
 

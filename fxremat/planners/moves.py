@@ -49,8 +49,7 @@ class Operator:
         runs: The bits that its runs set in the set of runs, one after the other; the last one is set again
             and again where mirrors are not limited.
         is_limited: Whether it may run no more often than it has bits.
-        after: Runs with an effect that stand before it.
-        before: Runs with an effect that stand behind it; a mirror may not follow them.
+        after: First runs that must stand before its own: both have effects, or draw random numbers.
         is_backward: Whether it runs behind the boundary only.
     """
 
@@ -65,7 +64,6 @@ class Operator:
     runs: tuple[int, ...]
     is_limited: bool
     after: int
-    before: int
     is_backward: bool
 
 
@@ -258,11 +256,9 @@ class _Contraction:
         limits = self._limits()
         operators = []
         for home in self.groups:
-            place = ordered.index(home) if home in ordered else None
-            after = ordered[:place] if place is not None else []
-            before = ordered[place + 1 :] if place is not None else []
-            sets = tuple(union(map(first_run.__getitem__, each)) for each in (after, before))
-            operators.append(self._operator(home, (first_run[home], *limits.get(home, ())), sets))
+            earlier = ordered[: ordered.index(home)] if home in ordered else []
+            after = union(map(first_run.__getitem__, earlier))
+            operators.append(self._operator(home, (first_run[home], *limits.get(home, ())), after))
         forward = [home for home, group in self.groups.items() if self._runs_in_forward(group)]
         forward_outputs = [output for output in self.graph.forward_outputs if output is not None]
         early = self._early()
@@ -291,7 +287,7 @@ class _Contraction:
                 at += limit
         return found
 
-    def _operator(self, home: int, runs: tuple[int, ...], effects: tuple[int, ...]) -> Operator:
+    def _operator(self, home: int, runs: tuple[int, ...], after: int) -> Operator:
         node, group = self.nodes[home], self.groups[home]
         again = 0 if node.keep is not None else self._remakes(home)
         scratch = self.graph.scratch_bytes[home] if self.graph.scratch_bytes else 0
@@ -310,8 +306,7 @@ class _Contraction:
             seconds=self.seconds[home],
             runs=runs,
             is_limited=bool(node.at_most),
-            after=effects[0],
-            before=effects[1],
+            after=after,
             is_backward=node.phase is Phase.BACKWARD,
         )
 
