@@ -254,7 +254,7 @@ def _example(value: Any, channels_last: bool, definite: bool) -> Any:
         found.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
     elif definite:
         found.fill_(1)
-    return torch._neg_view(found) if value.is_neg() else found.conj() if value.is_conj() else found
+    return found.conj() if value.is_conj() else found
 
 
 def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

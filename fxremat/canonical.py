@@ -69,8 +69,7 @@ def canonical_copy(
         if node.target is torch.ops.aten.detach.default and not is_output:
             copies[node] = copies[node.all_input_nodes[0]]
             continue
-        is_drawn = redraws and phases[node] is Phase.FORWARD and ops.is_random(node)
-        if is_drawn and generators.can_keep_state(node):
+        if redraws and _may_draw_again(node, phases):
             state = generators.add_state(graph, node)
             copied_phases.append(Phase.FORWARD)
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -84,6 +83,17 @@ def canonical_copy(
     copy = fx.GraphModule(module, graph)
     copy.meta.update(module.meta)
     return copy, tuple(copied_phases)
+
+
+def _may_draw_again(node: fx.Node, phases: Mapping[fx.Node, Phase]) -> bool:
+    """Whether the node draws random numbers that the forward reads, from a state that can be kept.
+
+    What the backward alone reads has to be saved: its first run would be dead, and torch would not draw.
+    """
+    readers = [user for each in (node, *_getitems(node)) for user in each.users if not ops.is_getitem(user)]
+    is_read = any(phases.get(user) is Phase.FORWARD for user in readers)
+    is_drawn = phases[node] is Phase.FORWARD and ops.is_random(node)
+    return is_drawn and is_read and generators.can_keep_state(node)
 
 
 def _output(graph: fx.Graph) -> fx.Node:

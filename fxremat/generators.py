@@ -1,8 +1,9 @@
 """Generators: random numbers that can be drawn a second time, since the state they were drawn from is kept.
 
 A *state* is what a generator's next numbers depend on: a tensor of some thousand bytes for a CPU, of 16 for
-a GPU. A node of its own reads it right before an operator draws (``random_state``); a mirror draws from it and
-leaves the generator as it was (``redraw``). Both are for graphs that run as they are: no compiler takes them.
+a GPU. A node of its own reads it right before an operator draws (``random_state``). A mirror draws from it,
+and leaves the generator as it was (``redraw``). Both are for graphs that run as they are: no compiler takes
+them.
 
 Left out: operators that are given a generator of their own, and devices that are neither CPU nor CUDA.
 """
@@ -29,7 +30,7 @@ def random_state(device: torch.device) -> torch.Tensor:
 
 
 def redraw(
-    state: torch.Tensor, device: torch.device, operator: Callable[..., Any], *args: Any, **kwargs: Any
+    state: torch.Tensor, device: torch.device, operator: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """What an operator returned when it drew from a state."""
     generator = _generator(device)

@@ -19,6 +19,7 @@ from fxremat import _torch, ops
 from fxremat.annotate import Order, order_of
 from fxremat.canonical import Phase
 from fxremat.generators import state_of
+from fxremat.replays import replay
 
 # Clone the storage of their first operand whole, however little of it that views, and write to the clone.
 _STORAGE_CLONES = frozenset(
@@ -102,7 +103,7 @@ def analyse(
                 phase,
                 tuple(index[operand] for operand in _operands(node)),
                 creates=creates,
-                recreates=creates[: ops.replay(node).outputs],
+                recreates=creates[: replay(node).outputs],
                 views=views,
                 shares=None if shares is None else index[shares],
                 leader=index[shares] if shares is not None and ops.is_getitem(node) else None,
@@ -138,7 +139,7 @@ def _keep_reason(node: fx.Node, reads_mutated: bool, order: Order) -> str | None
 
 def _is_statistics_update(node: fx.Node) -> bool:
     """Whether a ``getitem`` picks an output that a replay leaves out."""
-    position, outputs = node.args[1], ops.replay(node.all_input_nodes[0]).outputs
+    position, outputs = node.args[1], replay(node.all_input_nodes[0]).outputs
     return outputs is not None and isinstance(position, int) and position >= outputs
 
 
@@ -156,7 +157,7 @@ def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[
     tainted |= {n.all_input_nodes[0] for n in nodes if n.target is ops.aten.copy_.default}
     readers: set[fx.Node] = set()
     for node in nodes if tainted else ():
-        if tainted.isdisjoint(ops.replay(node).operands):
+        if tainted.isdisjoint(replay(node).operands):
             continue
         readers.add(node)
         if ops.viewed_operand(node) in tainted:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from fxremat import _torch
-from fxremat.generators import redraw, state_of
+from fxremat.generators import random_state, state_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -324,6 +324,8 @@ def keep_reason(node: fx.Node, is_declared_pure: bool = False) -> str | None:
         return "it is a number, which takes no memory"  # again, it would need the tensor whose size it is
     if is_getitem(node):
         return None
+    if node.target is random_state:
+        return "it is a state of random numbers"
     if has_effect(node):
         return "it has an effect"
     if is_random(node):
@@ -339,47 +341,6 @@ def keep_reason(node: fx.Node, is_declared_pure: bool = False) -> str | None:
     if torch.Tag.data_dependent_output in node.target.tags:
         return "its value becomes a number of the program"
     return None
-
-
-class Replay(NamedTuple):
-    """How a mirror computes what a node has computed.
-
-    Attributes:
-        target: What it calls.
-        args: What it calls it with.
-        kwargs: And by name.
-        outputs: How many of the node's outputs it computes, the first ones; None for all.
-    """
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    outputs: int | None = None
-
-    @property
-    def operands(self) -> Sequence[fx.Node]:
-        """The nodes that it reads."""
-        found: list[fx.Node] = []
-        fx.node.map_arg((self.args, dict(self.kwargs)), found.append)
-        return found
-
-
-def replay(node: fx.Node) -> Replay:
-    """How to compute a node's results again, bit for bit, and change nothing else.
-
-    Batch normalisation in training normalises with the batch's own statistics; the running ones are
-    read only to be updated. Its mirror leaves them out, so they are updated once: of its outputs the result,
-    the mean and the reciprocal deviation are left. What drew random numbers draws them again from the state
-    that was kept. Everything else runs as it did.
-    """
-    if node.target is aten._native_batch_norm_legit_functional.default and argument(node, "training"):
-        named = {name: argument(node, name) for name in ("input", "weight", "bias", "momentum", "eps")}
-        args = (named["input"], named["weight"], named["bias"], True, named["momentum"], named["eps"])
-        return Replay(aten._native_batch_norm_legit.no_stats, args, {}, outputs=3)
-    state = state_of(node)
-    if state is not None:
-        return Replay(redraw, (state, *state.args, node.target, *node.args), node.kwargs)
-    return Replay(node.target, node.args, node.kwargs)
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from torch import fx
 
-from fxremat import ops
 from fxremat.errors import GraphError
 from fxremat.generators import STATE
 from fxremat.graph import JointGraph
+from fxremat.replays import replay
 from fxremat.schedule import Binding, validate
 
 MIRROR = "fxremat_mirror_of"  # key in a mirror's fx meta: the name of the node that it computes again
@@ -73,7 +73,7 @@ def _transcribe(graph: JointGraph, module: fx.GraphModule, binding: Binding) -> 
 
 
 def _mirror(graph: fx.Graph, node: fx.Node, latest: dict[fx.Node, fx.Node], name: str) -> fx.Node:
-    target, args, kwargs, outputs = ops.replay(node)
+    target, args, kwargs, outputs = replay(node)
     args, kwargs = fx.node.map_arg((args, dict(kwargs)), latest.__getitem__)
     copy = graph.create_node(node.op, target, args, kwargs, name=name, type_expr=node.type)
     copy.meta = dict(node.meta)

@@ -34,6 +34,7 @@ import fxremat
 from fxremat import ops
 from fxremat.canonical import Phase
 from fxremat.errors import CaptureError, GraphError, InvalidOptionError
+from fxremat.generators import STATE, random_state
 from fxremat.graph import JointGraph
 from fxremat.schedule import bind, expand
 
@@ -349,9 +350,49 @@ def test_storages_of_channels_last_are_those_of_torch() -> None:
 )
 def test_random_operators_run_once(function: Callable[[Tensor], Tensor], kept: str) -> None:
     """A second run would draw other numbers; they also keep their order."""
-    graph = captured(function, leaf(4, 6))
+    module = captured(function, leaf(4, 6)).module
+    assert module is not None
+    for node in module.graph.find_nodes(op="call_function", target=random_state):
+        module.graph.erase_node(node)
+    for node in module.graph.nodes:
+        node.meta.pop(STATE, None)
+    graph = JointGraph.from_fx(module, 1)
     assert reasons(graph) == {kept: "it draws random numbers"}
     assert [node.name for node in graph.nodes if node.ordered] == [kept]
+
+
+@pytest.mark.parametrize(
+    ("function", "drawn"),
+    [
+        (lambda x: functional.dropout(x, 0.5).sum(), "native_dropout"),
+        (lambda x: (torch.bernoulli(x.sigmoid()) * x).sum(), "bernoulli"),
+    ],
+)
+def test_random_operators_run_again_from_a_state(function: Callable[[Tensor], Tensor], drawn: str) -> None:
+    """The state is read once, right before the numbers are first drawn, and read again by each mirror."""
+    graph = captured(function, leaf(4, 6))
+    assert reasons(graph) == {"random_state": "it is a state of random numbers"}
+    assert [node.name for node in graph.nodes if node.ordered] == ["random_state", drawn]
+    state, node = (graph.index[name] for name in ("random_state", drawn))
+    assert node == state + 1 and state in graph.nodes[node].operands
+    assert graph.node_bytes(state) == torch.get_rng_state().nbytes
+
+
+def test_numbers_that_only_the_backward_reads_are_kept() -> None:
+    """Drawn again they would not be needed in the forward, where torch would not draw them at all."""
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(torch.rand_like(x))
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * ctx.saved_tensors[0]
+
+    graph = captured(lambda x: Noisy.apply(x).sum(), leaf(4, 6))
+    assert reasons(graph) == {"rand_like": "it draws random numbers"}
 
 
 def test_attention_without_dropout_is_not_random() -> None:

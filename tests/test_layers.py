@@ -27,6 +27,7 @@ LAYERS = (
     "annotate",
     "generators",
     "ops",
+    "replays",
     "arithmetic",
     "twins",
     "canonical",
