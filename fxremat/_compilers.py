@@ -103,7 +103,7 @@ def compile_with_inductor(
         is_backward = bool(kwargs.get("is_backward"))
         with (
             _running_in_order() if in_order else contextlib.nullcontext(),
-            V.set_choices_handler(_choices(type(V.choices), may_fuse)()),
+            V.set_choices_handler(_choices(V.choices, may_fuse)),
             _reading_code(read, is_backward),
         ):
             compiled = compile_fx_inner(*args, **kwargs)
@@ -214,16 +214,21 @@ def cache_hits() -> int:
     return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
 
 
-def _choices(base: type[Any], may_fuse: Callable[[Origins, Origins], bool]) -> type[Any]:
-    """Inductor's own choices, but for what may not be fused."""
+def _choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
+    """The choices that are in force, Inductor's or the user's, but for what may not be fused.
 
-    class Choices(base):  # type: ignore[misc]
-        @staticmethod
-        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+    Made of the class of those given and with their state, not a copy of it, so that all but ``can_fuse`` is
+    theirs, whatever they were constructed with.
+    """
+
+    class Choices(type(given)):  # type: ignore[misc]
+        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
             may = may_fuse(_origins(node1), _origins(node2))
-            return may and bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
+            return may and bool(given.can_fuse(scheduler, node1, node2, shared_data_score))
 
-    return Choices
+    choices = object.__new__(Choices)
+    choices.__dict__ = given.__dict__
+    return choices
 
 
 def _origins(node: Any) -> list[list[fx.Node]]:
