@@ -16,6 +16,7 @@ from fxremat.errors import (
     GraphError,
     InfeasibleBudgetError,
     InvalidOptionError,
+    ModifiedInputError,
     ScheduleError,
 )
 from fxremat.graph import JointGraph
@@ -39,6 +40,7 @@ __all__ = [
     "InvalidOptionError",
     "JointGraph",
     "MemoryProfile",
+    "ModifiedInputError",
     "Problem",
     "Report",
     "Schedule",

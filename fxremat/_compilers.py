@@ -1,12 +1,13 @@
 """The door to private torch names of compilers: AOTAutograd, Inductor, and the modes that tracing runs in.
 
-See ``_torch.py``, the other half.
+See ``_torch.py`` and ``_autograd.py`` for graphs and for autograd.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ __all__ = [
     "inductor_joint_passes",
     "inductor_modes",
     "inductor_option_names",
+    "input_names",
     "is_profiling",
     "lays_out_channels_last",
     "real_tensors",
@@ -242,6 +244,20 @@ def _origins(node: Any) -> list[list[fx.Node]]:
             origin = each.node.get_origin_node()
             found.append(list(each.node.get_origins()) if origin is None else [origin])
     return found
+
+
+def input_names(module: fx.GraphModule) -> list[str]:
+    """What the user calls the inputs of a graph of Dynamo's, as far as it says, in order."""
+    return [_name(node) for node in module.graph.find_nodes(op="placeholder")]
+
+
+def _name(placeholder: fx.Node) -> str:
+    """The input's place in the user's frame: ``self.layers.0.weight`` for a parameter, ``batch['x']``."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        return str(placeholder.target)
+    text = re.sub(r"^[LG]\['(\w+)'\]", r"\1", source.name)
+    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
 
 
 def inductor_option_names() -> list[str]:

@@ -21,12 +21,13 @@ from torch import fx
 
 from fxremat import _compilers, _torch, calibrate, enclosed
 from fxremat.annotate import regions_outside
-from fxremat.errors import FxrematError
+from fxremat.errors import FxrematError, InvalidOptionError
 from fxremat.lowered import Handed, handed, read
 from fxremat.options import Options
 from fxremat.partition import may_fuse
 from fxremat.pipeline import rewritten, split
 from fxremat.report import Report, mib
+from fxremat.writes import guarded
 
 _reports: list[Report] = []
 _fallbacks: list[str] = []  # why PyTorch's partitioner took over, each time
@@ -52,7 +53,7 @@ def fxremat_backend(
         inputs: Example inputs.
         mode: As for Inductor.
         options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
-            ``time_limit_seconds``, ``mode`` (which ``torch.compile`` does not take beside
+            ``time_limit_seconds``, ``detect_writes``, ``mode`` (which ``torch.compile`` does not take beside
             options) and any of Inductor's.
 
     Raises:
@@ -61,7 +62,9 @@ def fxremat_backend(
     """
     parsed = Options.parse(options, mode)
     partition = Partitioner(parsed, enclosed.fingerprint(module, inputs))
-    return _compile(module, inputs, parsed, partition)
+    first = len(_reports)
+    compiled = _compile(module, inputs, parsed, partition)
+    return _guarded(compiled, module, _reports[first:], parsed.detect_writes)
 
 
 def _compile(
@@ -104,6 +107,20 @@ def _compile_within_budget(
                 raise
             partition.within_bytes = attempt.within_bytes
     raise AssertionError("the last attempt is not given up")
+
+
+def _guarded(
+    compiled: Callable[..., Any], module: fx.GraphModule, found: Sequence[Report], detect_writes: bool
+) -> Callable[..., Any]:
+    """The compiled graph, with a check that what its recomputation reads again is as the forward left it."""
+    inputs: Mapping[int | str, str] = dict(enumerate(_compilers.input_names(module)))
+    names = {}
+    for report in found:
+        for each in report.reads_again:
+            place = f"{each.kind.removesuffix('s')} {each.place} of {report.graph_name}"
+            names[each] = inputs[each.place] if each.kind == "inputs" else place
+    attributes = dict((*module.named_parameters(), *module.named_buffers()))
+    return guarded(compiled, names, attributes, detect_writes)
 
 
 class _Attempt:
@@ -195,7 +212,8 @@ class Partitioner(_torch.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
     Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
-    caches know, and the fingerprint of the graph that it is made for. What changes is no part of what is pickled; it follows from the graph and the options.
+    caches know, and ``detect_writes``, which changes no graph; and the fingerprint of the graph that it is
+    made for. What changes is no part of what is pickled; it follows from the graph and the options.
 
     Attributes:
         within_bytes: A predicted peak that plans must keep besides the budget.
@@ -204,7 +222,7 @@ class Partitioner(_torch.CustomPartitionerFn):
 
     def __init__(self, options: Options, fingerprint: str = "") -> None:
         cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
-        self.options = replace(options, inductor={}, cost=cost)
+        self.options = replace(options, inductor={}, cost=cost, detect_writes=False)
         self.fingerprint = fingerprint
         self.within_bytes: int | None = None
         self.given: Handed | None = None
@@ -266,7 +284,10 @@ def partitioner(**options: Any) -> Partitioner:
     """A partitioner for AOTAutograd's ``partition_fn`` or Inductor's ``custom_partitioner_fn``.
 
     Args:
-        **options: As for the backend.
+        **options: As for the backend, but for ``detect_writes``.
+
+    Raises:
+        InvalidOptionError: An option or its value is unknown, or is for the backend alone.
 
     Example:
         >>> import torch; from functorch.compile import aot_function
@@ -277,13 +298,18 @@ def partitioner(**options: Any) -> Partitioner:
         >>> x.grad
         tensor([2., 2.])
     """
-    return Partitioner(Options.parse(options))
+    parsed = Options.parse(options)
+    if parsed.detect_writes:
+        raise InvalidOptionError("detect_writes", "is for backend='fxremat'; a partitioner runs no graph.")
+    return Partitioner(parsed)
 
 
 def reports() -> tuple[Report, ...]:
     """A Report for each graph that this process compiled with a backward, or got from a cache, in order.
 
-    Their notes name regions (``annotate.region``) that ran outside of any graph until now.
+    A graph whose compilation failed has none. One whose backward fails later, where that is compiled when it
+    first runs, has: its forward ran as the report says. Their notes name regions (``annotate.region``) that
+    ran outside of any graph until now.
     """
     outside = [
         f"{line}: a region ran outside of any graph, where it does nothing" for line in regions_outside()

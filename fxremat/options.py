@@ -51,6 +51,7 @@ class Options:
             Inductor decides that for itself; its own option is ``inplace_buffers``.
         time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds,
             a fraction of one where there is no budget.
+        detect_writes: Whether checksums tell of writes to what recomputation reads again.
     """
 
     budget: Budget = None
@@ -61,6 +62,7 @@ class Options:
     inductor: Mapping[str, Any] = field(default_factory=dict)
     inplace: bool = True
     time_limit_seconds: float | None = None
+    detect_writes: bool = False
 
     @property
     def fusion(self) -> str:
@@ -90,6 +92,7 @@ class Options:
         _check_choice("compiler", self.compiler, COMPILERS)
         _check_choice("on_error", self.on_error, ON_ERROR)
         _check_choice("inplace", self.inplace, (True, False))
+        _check_choice("detect_writes", self.detect_writes, (True, False))
         if self.compiler == "inductor" and not self.inplace:
             problem = "is for compiler='eager'; Inductor's own option is inplace_buffers=False."
             raise InvalidOptionError("inplace", problem)
@@ -103,7 +106,7 @@ class Options:
                 raise InvalidOptionError.unknown(name, (*OWN, "mode", *known))
 
 
-OWN = ("budget", "planner", "compiler", "cost", "on_error", "inplace", "time_limit_seconds")
+OWN = ("budget", "planner", "compiler", "cost", "on_error", "inplace", "time_limit_seconds", "detect_writes")
 
 
 def memory_model(compiler: str, inplace: bool = True) -> str:

@@ -91,6 +91,12 @@ def test_a_wrong_value_reaches_the_user(options: dict[str, Any]) -> None:
         compiled(chain(), **options)(square())
 
 
+def test_a_partitioner_detects_no_writes() -> None:
+    """It splits graphs and does not run them: the option is refused, not left out in silence."""
+    with pytest.raises(InvalidOptionError, match="for backend='fxremat'"):
+        fxremat.partitioner(detect_writes=True)
+
+
 def test_an_impossible_budget_tells_the_lowest_peak_which_then_works() -> None:
     """The error's fields are numbers, and the lowest peak given as the budget is kept."""
     with pytest.raises(InfeasibleBudgetError) as caught:

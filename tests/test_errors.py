@@ -12,6 +12,7 @@ from fxremat.errors import (
     GraphError,
     InfeasibleBudgetError,
     InvalidOptionError,
+    ModifiedInputError,
     ScheduleError,
 )
 
@@ -24,6 +25,7 @@ from fxremat.errors import (
         (CaptureError, RuntimeError),
         (GraphError, ValueError),
         (ScheduleError, ValueError),
+        (ModifiedInputError, RuntimeError),
     ],
 )
 def test_each_kind_has_a_builtin_parent(kind: type[Exception], parent: type[Exception]) -> None:

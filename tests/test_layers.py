@@ -19,6 +19,7 @@ LAYERS = (
     "mincut",
     "_torch",
     "_compilers",
+    "_autograd",
     "errors",
     "drawing",
     "chain",
@@ -69,6 +70,7 @@ LAYERS = (
     "options",
     "rewrite",
     "partition",
+    "writes",
     "report",
     "lowered",
     "enclosed",
@@ -90,7 +92,7 @@ LAYERS = (
     "cli",
     "__main__",
 )
-DOORS = ("_torch", "_compilers")
+DOORS = ("_torch", "_compilers", "_autograd")
 MAX_LINES = 400
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "misc", "common", "tools"}
 TORCH_PACKAGES = ("torch", "functorch")
