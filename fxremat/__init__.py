@@ -16,6 +16,7 @@ from fxremat.errors import (
     GraphError,
     InfeasibleBudgetError,
     InvalidOptionError,
+    ModifiedInputError,
     RatesError,
     ScheduleError,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "InvalidOptionError",
     "JointGraph",
     "MemoryProfile",
+    "ModifiedInputError",
     "Problem",
     "RatesError",
     "Report",

@@ -1,12 +1,13 @@
 """The door to private torch names of compilers: AOTAutograd, Inductor, and the modes that tracing runs in.
 
-See ``_torch.py``, the other half.
+See ``_torch.py`` and ``_autograd.py`` for graphs and for autograd.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ __all__ = [
     "inductor_joint_passes",
     "inductor_modes",
     "inductor_option_names",
+    "input_names",
     "lays_out_channels_last",
     "source_hash",
     "unlimited_recompilation",
@@ -103,7 +105,7 @@ def compile_with_inductor(
         is_backward = bool(kwargs.get("is_backward"))
         with (
             _running_in_order() if in_order else contextlib.nullcontext(),
-            V.set_choices_handler(_choices(type(V.choices), may_fuse)()),
+            V.set_choices_handler(_choices(V.choices, may_fuse)),
             _reading_code(read, is_backward),
         ):
             compiled = compile_fx_inner(*args, **kwargs)
@@ -218,16 +220,21 @@ def cache_hits() -> int:
     return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
 
 
-def _choices(base: type[Any], may_fuse: Callable[[Origins, Origins], bool]) -> type[Any]:
-    """Inductor's own choices, but for what may not be fused."""
+def _choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
+    """The choices that are in force, Inductor's or the user's, but for what may not be fused.
 
-    class Choices(base):  # type: ignore[misc]
-        @staticmethod
-        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+    Made of the class of those given and with their state, not a copy of it, so that all but ``can_fuse`` is
+    theirs, whatever they were constructed with.
+    """
+
+    class Choices(type(given)):  # type: ignore[misc]
+        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
             may = may_fuse(_origins(node1), _origins(node2))
-            return may and bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
+            return may and bool(given.can_fuse(scheduler, node1, node2, shared_data_score))
 
-    return Choices
+    choices = object.__new__(Choices)
+    choices.__dict__ = given.__dict__
+    return choices
 
 
 def _origins(node: Any) -> list[list[fx.Node]]:
@@ -241,6 +248,20 @@ def _origins(node: Any) -> list[list[fx.Node]]:
             origin = each.node.get_origin_node()
             found.append(list(each.node.get_origins()) if origin is None else [origin])
     return found
+
+
+def input_names(module: fx.GraphModule) -> list[str]:
+    """What the user calls the inputs of a graph of Dynamo's, as far as it says, in order."""
+    return [_name(node) for node in module.graph.find_nodes(op="placeholder")]
+
+
+def _name(placeholder: fx.Node) -> str:
+    """The input's place in the user's frame: ``self.layers.0.weight`` for a parameter, ``batch['x']``."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        return str(placeholder.target)
+    text = re.sub(r"^[LG]\['(\w+)'\]", r"\1", source.name)
+    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
 
 
 def inductor_option_names() -> list[str]:

@@ -2,8 +2,9 @@
 
 Everything that PyTorch's partitioners know and do not publish is called from here: what a placeholder
 stands for, symbolic sizes' hints, the forced saves, the min-cut, the extraction of the two graphs. The other
-half of the door, to AOTAutograd and Inductor, is ``_compilers.py``. Supported: torch 2.11 to 2.15. A keyword
-that a version lacks is filtered by its signature, so the rest of the package never asks for a version.
+doors are ``_compilers.py``, to AOTAutograd and Inductor, and ``_autograd.py``, to the autograd engine.
+Supported: torch 2.11 to 2.15. A keyword that a version lacks is filtered by its signature, so the rest of the
+package never asks for a version.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from torch import fx
 from torch._dynamo.exc import ShortenTraceback as PassedThrough
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+)
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import active_fake_mode
 from torch._higher_order_ops.effects import with_effects
@@ -60,6 +67,7 @@ __all__ = [
     "mutated_input_of",
     "order_after",
     "pin_to_backward",
+    "place_at_caller",
     "same_sizes",
     "wait_tensor_target",
     "was_traced_in_forward",
@@ -160,6 +168,22 @@ def pin_to_backward(node: fx.Node) -> None:
 def mutated_input_of(description: object) -> object | None:
     """The description of the input that a graph output is written back to by the runtime, if any."""
     return getattr(description, "mutated_input", None)
+
+
+def place_at_caller(description: object) -> tuple[str, int | str] | None:
+    """Which tensor of the caller's a graph input or output is, or is a part or the base of, if any.
+
+    Returns:
+        ``("inputs", position)``, ``("outputs", position)``, or ``("attributes", name)`` for a parameter or a
+        buffer of the traced module's own.
+    """
+    while (whole := getattr(description, "base_of", getattr(description, "base", None))) is not None:
+        description = whole
+    if isinstance(description, (ParamAOTInput, BufferAOTInput)):
+        return "attributes", description.target
+    if isinstance(description, PlainAOTInput):
+        return "inputs", description.idx
+    return ("outputs", description.idx) if isinstance(description, PlainAOTOutput) else None
 
 
 def annotate(annotation: dict[str, Any]) -> contextlib.AbstractContextManager[None]:

@@ -27,6 +27,7 @@ from fxremat.options import Options
 from fxremat.partition import may_fuse
 from fxremat.pipeline import rewritten, split
 from fxremat.report import Report, mib
+from fxremat.writes import guarded
 
 _reports: list[Report] = []
 _fallbacks: list[str] = []  # why PyTorch's partitioner took over, each time
@@ -51,8 +52,9 @@ def fxremat_backend(
         module: The graph.
         inputs: Example inputs.
         mode: As for Inductor.
-        options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``, ``mode`` (which
-            ``torch.compile`` does not take beside options) and any of Inductor's.
+        options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
+            ``time_limit_seconds``, ``detect_writes``, ``mode`` (which ``torch.compile`` does not take beside
+            options) and any of Inductor's.
 
     Raises:
         InvalidOptionError: An option or its value is unknown.
@@ -61,19 +63,28 @@ def fxremat_backend(
     """
     parsed = Options.parse(options, mode)
     partition = Partitioner(parsed, enclosed.fingerprint(module, inputs))
-    if parsed.compiler == "eager":
-        return _compilers.compile_without_inductor(module, inputs, partition)
-    defaults = {} if parsed.budget is None else _AS_PLANNED
-    patches = {**defaults, **parsed.inductor, "custom_partitioner_fn": partition}
+    first = len(_reports)
+    compiled = _compile(module, inputs, parsed, partition)
+    return _guarded(compiled, module, _reports[first:], parsed.detect_writes)
+
+
+def _compile(
+    module: fx.GraphModule, inputs: Sequence[Any], options: Options, partition: Partitioner
+) -> Callable[..., Any]:
+    if options.compiler == "eager":
+        with _Attempt(partition):
+            return _compilers.compile_without_inductor(module, inputs, partition)
+    defaults = {} if options.budget is None else _AS_PLANNED
+    patches = {**defaults, **options.inductor, "custom_partitioner_fn": partition}
     hits_before = _compilers.cache_hits()
     enclosed.forget()
-    compiled = _compile(module, inputs, patches, partition)
+    compiled = _compile_within_budget(module, inputs, patches, partition)
     if _compilers.cache_hits() > hits_before:
         _add_from_cache(enclosed.opened())
     return compiled
 
 
-def _compile(
+def _compile_within_budget(
     module: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any], partition: Partitioner
 ) -> Callable[..., Any]:
     """Compile with Inductor, with a lower plan each time that the code holds more than the budget."""
@@ -81,55 +92,69 @@ def _compile(
     for corrections in range(MAX_CORRECTIONS + 1):
         attempt = _Attempt(partition, corrections)
         try:
-            compiled = _compilers.compile_with_inductor(
-                module,
-                inputs,
-                patches,
-                may_fuse,
-                attempt.enclose,
-                attempt.read,
-                backward_now=has_bytes,
-                in_order=partition.options.budget is not None,
-            )
+            with attempt:
+                return _compilers.compile_with_inductor(
+                    module,
+                    inputs,
+                    patches,
+                    may_fuse,
+                    attempt.enclose,
+                    attempt.read,
+                    backward_now=has_bytes,
+                    in_order=partition.options.budget is not None,
+                )
         except Exception:  # of the attempt's own, whatever the compilers wrap it in
-            if attempt.excess_bytes == 0:
+            if attempt.within_bytes is None:
                 raise
-            partition.within_bytes = attempt.withdraw()
-        else:
-            attempt.end()
-            return compiled
+            partition.within_bytes = attempt.within_bytes
     raise AssertionError("the last attempt is not given up")
+
+
+def _guarded(
+    compiled: Callable[..., Any], module: fx.GraphModule, found: Sequence[Report], detect_writes: bool
+) -> Callable[..., Any]:
+    """The compiled graph, with a check that what its recomputation reads again is as the forward left it."""
+    inputs: Mapping[int | str, str] = dict(enumerate(_compilers.input_names(module)))
+    names = {}
+    for report in found:
+        for each in report.reads_again:
+            place = f"{each.kind.removesuffix('s')} {each.place} of {report.graph_name}"
+            names[each] = inputs[each.place] if each.kind == "inputs" else place
+    attributes = dict((*module.named_parameters(), *module.named_buffers()))
+    return guarded(compiled, names, attributes, detect_writes)
 
 
 class _Attempt:
     """One compilation of a graph of Dynamo's: what it reported, and what its code holds.
 
+    What was reported counts if the compilation succeeds, and is taken back whatever else ends it. A backward
+    that is compiled when it first runs is no part of it: the forward has then run as the report says.
+
     Attributes:
-        excess_bytes: How much the code that it was given up for is above the budget; 0 if it was not.
+        within_bytes: The predicted peak that the next plan must keep, where the code was above the budget.
     """
 
-    def __init__(self, partition: Partitioner, corrections: int) -> None:
+    def __init__(self, partition: Partitioner, corrections: int = 0) -> None:
         self.partition = partition
         self.corrections = corrections
-        self.excess_bytes = 0
+        self.within_bytes: int | None = None
         self.reports = slice(len(_reports), None)
         self.fallbacks = slice(len(_fallbacks), None)
         partition.given = None
 
-    def enclose(self) -> enclosed.Enclosure:
-        """What goes along into a cache."""
-        return enclosed.Enclosure(_reports[self.reports], _fallbacks[self.fallbacks])
+    def __enter__(self) -> None:
+        pass
 
-    def end(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """What other graphs report from now on is not this one's."""
+        if kind is not None:
+            del _reports[self.reports], _fallbacks[self.fallbacks]
         self.reports = slice(self.reports.start, len(_reports))
         self.fallbacks = slice(self.fallbacks.start, len(_fallbacks))
 
-    def withdraw(self) -> int:
-        """Take the report back; the predicted peak that the next plan must keep."""
-        (report,) = _reports[self.reports]
-        del _reports[self.reports]
-        return report.peak_bytes - self.excess_bytes
+    def enclose(self) -> enclosed.Enclosure:
+        """What goes along into a cache."""
+        return enclosed.Enclosure(_reports[self.reports], _fallbacks[self.fallbacks])
 
     def read(self, code: _compilers.GeneratedCode) -> None:
         """Hold the code of one of the graphs against the budget."""
@@ -155,7 +180,7 @@ class _Attempt:
         if excess > 0:
             text = f"lowered peak {mib(peak_bytes)} above the budget of {mib(peak_bytes - excess)}"
             if self.corrections < MAX_CORRECTIONS and report.peak_bytes > report.lowest_peak_bytes:
-                self.excess_bytes = excess
+                self.within_bytes = report.peak_bytes - excess
                 raise RuntimeError(text)
             where = f"fxremat has no lower plan of {report.graph_name}"
             warnings.warn(f"{where}: {text}", RuntimeWarning, stacklevel=2)
@@ -188,8 +213,8 @@ class Partitioner(_torch.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
     Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
-    caches know, and the fingerprint of the graph that it is made for. What changes is no part of what is
-    pickled; it follows from the graph and the options.
+    caches know, and ``detect_writes``, which changes no graph; and the fingerprint of the graph that it is
+    made for. What changes is no part of what is pickled; it follows from the graph and the options.
 
     Attributes:
         within_bytes: A predicted peak that plans must keep besides the budget.
@@ -198,7 +223,7 @@ class Partitioner(_torch.CustomPartitionerFn):
 
     def __init__(self, options: Options, fingerprint: str = "") -> None:
         cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
-        self.options = replace(options, inductor={}, cost=cost)
+        self.options = replace(options, inductor={}, cost=cost, detect_writes=False)
         self.fingerprint = fingerprint
         self.within_bytes: int | None = None
         self.given: Handed | None = None
@@ -272,10 +297,10 @@ def partitioner(**options: Any) -> Partitioner:
     """A partitioner for AOTAutograd's ``partition_fn`` or Inductor's ``custom_partitioner_fn``.
 
     Args:
-        **options: As for the backend, but for Inductor's own, which Inductor must be given.
+        **options: As for the backend, but for ``detect_writes``, and Inductor's own, which it must be given.
 
     Raises:
-        InvalidOptionError: An option or its value is unknown, or is Inductor's.
+        InvalidOptionError: An option or its value is unknown, or is none of a partitioner's.
 
     Example:
         >>> import torch; from functorch.compile import aot_function
@@ -289,13 +314,17 @@ def partitioner(**options: Any) -> Partitioner:
     parsed = Options.parse(options)
     for name in parsed.inductor:
         raise InvalidOptionError(name, "is Inductor's own. Give it to torch.compile, beside the partitioner.")
+    if parsed.detect_writes:
+        raise InvalidOptionError("detect_writes", "is for backend='fxremat'; a partitioner runs no graph.")
     return Partitioner(parsed)
 
 
 def reports() -> tuple[Report, ...]:
     """A Report for each graph that this process compiled with a backward, or got from a cache, in order.
 
-    Their notes name regions (``annotate.region``) that ran outside of any graph until now.
+    A graph whose compilation failed has none. One whose backward fails later, where that is compiled when it
+    first runs, has: its forward ran as the report says. Their notes name regions (``annotate.region``) that
+    ran outside of any graph until now.
     """
     outside = [
         f"{line}: a region ran outside of any graph, where it does nothing" for line in regions_outside()

@@ -184,3 +184,27 @@ class ScheduleError(FxrematError, ValueError):
         whose = f" of planner {planner!r}" if planner else ""
         where = "" if step is None else f" at step {step}"
         super().__init__(f"schedule{whose}, {shown(node)}{where}: {problem}")
+
+
+class ModifiedInputError(FxrematError, RuntimeError):
+    """A tensor was written to between the forward and the backward, which computes from it again.
+
+    Attributes:
+        tensor: What the user calls it, such as ``self.layers.0.weight``.
+        shape: Its sizes.
+        operator: What would be computed again from it.
+        source: The user's file and line of that operator; empty where it is not known.
+    """
+
+    def __init__(self, tensor: str, shape: tuple[int, ...], operator: str, source: str = "") -> None:
+        self.tensor = tensor
+        self.shape = shape
+        self.operator = operator
+        self.source = source
+        where = f" ({source})" if source else ""
+        super().__init__(
+            f"{tensor}, of shape {list(shape)}, was written to between the forward and the backward, where "
+            f"{operator}{where} is computed again from it: gradients would be wrong. Write to it behind the "
+            f"backward, or have it computed once: with fxremat.region(keep=True) around that line, or for "
+            f"the whole model with planner='keep_all'."
+        )

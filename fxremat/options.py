@@ -53,6 +53,7 @@ class Options:
             Inductor decides that for itself; its own option is ``inplace_buffers``.
         time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds,
             a fraction of one where there is no budget.
+        detect_writes: Whether checksums tell of writes to what recomputation reads again.
     """
 
     budget: Budget = None
@@ -63,6 +64,7 @@ class Options:
     inductor: Mapping[str, Any] = field(default_factory=dict)
     inplace: bool = True
     time_limit_seconds: float | None = None
+    detect_writes: bool = False
 
     @property
     def fusion(self) -> str:
@@ -186,6 +188,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "on_error": functools.partial(given.choice, "on_error", allowed=ON_ERROR),
     "inplace": functools.partial(given.flag, "inplace"),
     "time_limit_seconds": check_time_limit,
+    "detect_writes": functools.partial(given.flag, "detect_writes"),
 }
 OWN = tuple(_READERS)
 

@@ -31,6 +31,7 @@ from fxremat.planners.auto import baseline_plan, pareto
 from fxremat.planners.base import progress
 from fxremat.report import Report, make_report
 from fxremat.rewrite import rewrite
+from fxremat.writes import read_again
 
 # Of a budget under Inductor: how far a peak may exceed the predicted one before the graph is planned again.
 INDUCTOR_MARGIN, INDUCTOR_MARGIN_ON_CPU = 0.1, 0.03
@@ -326,7 +327,8 @@ def rewritten(
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=redraws)
     graph = replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion))
     report = planned(graph, options, static_inputs, within_bytes)
-    return rewrite(graph, report.solution.schedule), report
+    planned_graph = rewrite(graph, report.solution.schedule)
+    return planned_graph, replace(report, reads_again=read_again(planned_graph))
 
 
 def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.GraphModule]:

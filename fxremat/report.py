@@ -16,6 +16,7 @@ from fxremat.graph import JointGraph
 from fxremat.memory import MemoryProfile
 from fxremat.planners import Problem, Solution
 from fxremat.schedule import bind
+from fxremat.writes import ReadAgain
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ class Report:
             while there is no backward; None where it is not known.
         from_cache: Whether a cache had the graph compiled, so that it was not planned now: the plan, the
             places in the source and the planning time are those of when it was.
+        reads_again: The inputs and outputs of the graph that recomputation reads: nobody may write to them
+            between the forward and the backward (``writes.py``).
     """
 
     graph_name: str
@@ -87,6 +90,7 @@ class Report:
     notes: tuple[str, ...] = ()
     from_cache: bool = False
     lowered_peak_bytes: int | None = None
+    reads_again: tuple[ReadAgain, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

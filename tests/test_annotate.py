@@ -153,7 +153,7 @@ def test_what_cannot_be_computed_again_is_kept_and_noted() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with fxremat.region(recompute=True):
                 x = torch.add(torch.tanh(self.linear(x)), self.steps)
-            self.steps += 1
+            self.steps *= 1  # written to, and the same in every step
             return (x * x).sum()
 
     model, x = Counted(), torch.randn(4, 8)

@@ -13,6 +13,10 @@ import torch
 from functorch.compile import aot_function, aot_module, make_boxed_func
 from models import case, fresh, train_step
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor import compile_fx
+from torch._inductor.choices import InductorChoices
+from torch._inductor.virtualized import V
 from training import (
     Program,
     assert_same_outcome,
@@ -25,7 +29,7 @@ from training import (
 )
 
 import fxremat
-from fxremat import FxrematError, InfeasibleBudgetError, InvalidOptionError
+from fxremat import FxrematError, InfeasibleBudgetError, InvalidOptionError, _compilers, backend
 
 
 def chain(layers: int = 6) -> nn.Module:
@@ -85,6 +89,12 @@ def test_a_wrong_value_reaches_the_user(options: dict[str, Any]) -> None:
     """Every option's value is checked before anything is compiled."""
     with pytest.raises(InvalidOptionError):
         compiled(chain(), **options)(square())
+
+
+def test_a_partitioner_detects_no_writes() -> None:
+    """It splits graphs and does not run them: the option is refused, not left out in silence."""
+    with pytest.raises(InvalidOptionError, match="for backend='fxremat'"):
+        fxremat.partitioner(detect_writes=True)
 
 
 def test_an_impossible_budget_tells_the_lowest_peak_which_then_works() -> None:
@@ -206,6 +216,51 @@ def test_an_optimizer_trains_to_the_same_weights() -> None:
     assert_same_outcome(dict(modules[1].named_parameters()), dict(modules[0].named_parameters()))
 
 
+# --- Compilations that fail -----------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """What a compiler behind the partitioner raises."""
+
+
+@pytest.mark.parametrize("error", [Refused, KeyboardInterrupt])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_a_graph_that_its_compiler_refuses_has_no_report(
+    monkeypatch: pytest.MonkeyPatch, compiler: str, error: type[BaseException]
+) -> None:
+    """It was planned, and never ran. Those from before stay, and those that come."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    kept = reports_of(lambda: compiled(chain())(square()))
+    count = len(fxremat.reports())
+    with monkeypatch.context() as patch, pytest.raises((error, BackendCompilerFailed)):
+        patch.setattr(_compilers, "boxed_nop", refuse)
+        patch.setattr(compile_fx, "compile_fx_inner", refuse)
+        torch._dynamo.reset()
+        compiled(chain(), compiler=compiler)(square())
+    assert fxremat.reports()[count - 1 :] == kept
+    torch._dynamo.reset()
+    assert len(reports_of(lambda: compiled(chain())(square()))) == 1
+
+
+def test_a_graph_that_runs_uncompiled_has_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With suppress_errors Dynamo goes on without the backend; nothing remains, of a fallback neither."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Refused
+
+    monkeypatch.setattr(_compilers, "boxed_nop", refuse)
+    module = chain()
+    for options in ({"budget": "min"}, {"budget": 100, "on_error": "fallback"}):
+        fallbacks = len(backend._fallbacks)
+        with torch._dynamo.config.patch(suppress_errors=True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the fallback
+            assert reports_of(lambda options=options: compiled(module, **options)(square())) == ()
+        assert len(backend._fallbacks) == fallbacks
+
+
 # --- Other compilers ------------------------------------------------------------------------------------
 
 
@@ -284,3 +339,55 @@ def test_inductor_trains_to_eagers_gradients(budget: Any) -> None:
     torch.testing.assert_close(loss, expected)
     for name, each in gradients.items():
         torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-5)
+
+
+class Limited(InductorChoices):
+    """Choices of a user's, with a state and an order to fuse."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.asked: list[str] = []
+
+    def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:  # type: ignore[override]
+        self.asked.append(node1)
+        return shared_data_score < self.limit
+
+    def fuses(self, score: int) -> bool:
+        """Whether a method of theirs that asks the object itself gets our answer."""
+        self.last = score
+        return self.can_fuse(None, Buffers(), Buffers(), score)
+
+
+class Buffers:
+    """A node of a scheduler's, without buffers."""
+
+    def get_nodes(self) -> list[Any]:
+        """None."""
+        return []
+
+
+def test_choices_of_the_users_stay_theirs() -> None:
+    """The same class and the same state, whatever they were constructed with; fxremat has the first word."""
+    theirs = Limited(3)
+    ours = _compilers._choices(theirs, lambda first, second: True)
+    never = _compilers._choices(theirs, lambda first, second: False)
+    assert isinstance(ours, Limited) and ours.limit == 3
+    assert [ours.fuses(2), ours.fuses(4), never.fuses(2)] == [True, False, False]
+    assert len(theirs.asked) == 2 and theirs.last == 2
+    for static in (InductorChoices(), type("Static", (InductorChoices,), {"can_fuse": staticmethod(max)})()):
+        assert isinstance(_compilers._choices(static, lambda first, second: False), type(static))
+        assert not _compilers._choices(static, lambda first, second: False).can_fuse(
+            None, Buffers(), Buffers(), 1
+        )
+
+
+@pytest.mark.inductor
+def test_inductor_asks_the_choices_of_the_user() -> None:
+    """Ones whose constructor takes arguments were a TypeError."""
+    theirs = Limited(-1)
+    x, w = torch.linspace(0.1, 1, 64), torch.ones(64, requires_grad=True)
+    with V.set_choices_handler(theirs):
+        subject = torch.compile(lambda x, w: (x * w).softmax(0).sin().sum(), backend="fxremat")
+        subject(x, w).backward()
+        assert V.choices is theirs
+    assert theirs.asked

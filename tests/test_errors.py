@@ -14,6 +14,7 @@ from fxremat.errors import (
     GraphError,
     InfeasibleBudgetError,
     InvalidOptionError,
+    ModifiedInputError,
     RatesError,
     ScheduleError,
     told,
@@ -29,6 +30,7 @@ from fxremat.errors import (
         (CaptureError, RuntimeError),
         (GraphError, ValueError),
         (ScheduleError, ValueError),
+        (ModifiedInputError, RuntimeError),
     ],
 )
 def test_each_kind_has_a_builtin_parent(kind: type[Exception], parent: type[Exception]) -> None:

@@ -20,6 +20,7 @@ LAYERS = (
     "_torch",
     "_compilers",
     "_profilers",
+    "_autograd",
     "errors",
     "given",
     "drawing",
@@ -73,6 +74,7 @@ LAYERS = (
     "options",
     "rewrite",
     "partition",
+    "writes",
     "report",
     "lowered",
     "enclosed",
@@ -94,7 +96,7 @@ LAYERS = (
     "cli",
     "__main__",
 )
-DOORS = ("_torch", "_compilers", "_profilers")
+DOORS = ("_torch", "_compilers", "_profilers", "_autograd")
 MAX_LINES = 400
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "misc", "common", "tools"}
 TORCH_PACKAGES = ("torch", "functorch")
