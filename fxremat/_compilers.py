@@ -81,6 +81,7 @@ def compile_with_inductor(
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
     in_order: bool = False,
+    key: str = "",
 ) -> Callable[..., Any]:
     """Compile with Inductor.
 
@@ -97,6 +98,7 @@ def compile_with_inductor(
             An exception ends the compilation.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs.
         in_order: Whether kernels run where the first of their buffers stands in the graph.
+        key: What caches are to tell apart besides the graphs themselves.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
@@ -117,7 +119,7 @@ def compile_with_inductor(
     now = {"force_non_lazy_backward_lowering": True} if backward_now else {}
     with torch._functorch.config.patch(now):
         return compile_fx(  # type: ignore[return-value]
-            module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches)}
+            module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches, key)}
         )
 
 
@@ -201,18 +203,19 @@ def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
     return GeneratedCode(text, is_backward, buffer_bytes, origins, viewed, outputs)
 
 
-def cacheable(patches: Mapping[str, Any]) -> dict[str, Any]:
+def cacheable(patches: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The configuration by which graphs with control dependencies are cached.
 
     The operator is not declared cacheable. It is: its subgraph is a part of the graph's own text, and so of
-    the key.
+    the key. Caches are told how the step is planned as well: a graph that another plan has, too, would be
+    served without its code, which is to be read.
     """
     from torch._inductor import config
     from torch._inductor.fx_passes.control_dependencies import control_deps
 
     option = "unsafe_marked_cacheable_functions"
     marked = patches.get(option, getattr(config, option))
-    return {option: {**marked, f"{control_deps.__module__}.{control_deps.__name__}": "control_deps"}}
+    return {option: {**marked, f"{control_deps.__module__}.{control_deps.__name__}": f"control_deps {key}"}}
 
 
 def cache_hits() -> int:

@@ -11,7 +11,9 @@ more, a lower plan is compiled in its place.
 
 from __future__ import annotations
 
+import hashlib
 import pathlib
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -102,6 +104,7 @@ def _compile_within_budget(
                     attempt.read,
                     backward_now=has_bytes,
                     in_order=partition.options.budget is not None,
+                    key=f"{partition.key()} {corrections}",
                 )
         except Exception:  # of the attempt's own, whatever the compilers wrap it in
             if attempt.within_bytes is None:
@@ -227,6 +230,10 @@ class Partitioner(_torch.CustomPartitionerFn):
         self.fingerprint = fingerprint
         self.within_bytes: int | None = None
         self.given: Handed | None = None
+
+    def key(self) -> str:
+        """A short text for what ``uuid`` is; another each time where that is nothing."""
+        return hashlib.sha256(repr(self.uuid() or uuid.uuid4()).encode()).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: the state and ``uuid``, for caches that look at nothing else."""

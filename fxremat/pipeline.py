@@ -87,7 +87,8 @@ def plan(
         InfeasibleBudgetError: None of the planner's solutions fits.
         InvalidOptionError: An option has no such value.
     """
-    problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
+    limit = _time_limit(budget, planner, time_limit_seconds)
+    problem = make_problem(graph, cost, fusion, time_limit_seconds=limit)
     budget_bytes = resolve_budget(budget, baseline_plan(problem).peak_bytes)
     solution = choose(problem, solve(_asked(problem, budget, budget_bytes), planner), budget, budget_bytes)
     return bounded(problem, bounds_of(problem), solution, budget_bytes)
@@ -119,6 +120,15 @@ def frontier(
     bounds = bounds_of(problem)
     front = pareto(solve(problem, planner))
     return tuple(bounded(problem, bounds, solution) for solution in progress(front, "bounding seconds"))
+
+
+def _time_limit(
+    budget: Budget, planner: str | Callable[..., Any], time_limit_seconds: float | None
+) -> float | None:
+    """The seconds of a search: little where ``auto`` is not asked for more than the default plan."""
+    if time_limit_seconds is None and budget is None and planner == "auto":
+        return SECONDS_WITHOUT_BUDGET
+    return time_limit_seconds
 
 
 def _asked(problem: Problem, budget: Budget, budget_bytes: int | None) -> Problem:
@@ -260,9 +270,7 @@ def planned(
         FxrematError: One of the family.
     """
     start = time.perf_counter()
-    limit = options.time_limit_seconds
-    if limit is None and options.budget is None and options.planner == "auto":
-        limit = SECONDS_WITHOUT_BUDGET
+    limit = _time_limit(options.budget, options.planner, options.time_limit_seconds)
     problem = make_problem(graph, options.cost, options.fusion, static_inputs, limit)
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)

@@ -113,7 +113,7 @@ def waiting(function: Any) -> fx.GraphModule:
 
 def test_what_waits_is_in_the_key() -> None:
     """Control dependencies hold an operator in a graph of its own, and are cached all the same."""
-    with config.patch(_compilers.cacheable({})):
+    with config.patch(_compilers.cacheable({}, "key")):
         assert control_deps.cacheable()
         sigmoid, tanh, again = (key(None, waiting(each)) for each in (torch.sigmoid, torch.tanh, torch.tanh))
     assert tanh == again != sigmoid
@@ -123,8 +123,8 @@ def test_what_waits_is_in_the_key() -> None:
 def test_marks_of_the_users_stay() -> None:
     """Operators that they declare cacheable are so along with ours."""
     mark = {"mine.operator": "1"}
-    (name,) = _compilers.cacheable({})
-    assert _compilers.cacheable({name: mark})[name].items() > mark.items()
+    (name,) = _compilers.cacheable({}, "key")
+    assert _compilers.cacheable({name: mark}, "key")[name].items() > mark.items()
 
 
 def planner_of_a_module(problem: fxremat.Problem) -> fxremat.Solution:

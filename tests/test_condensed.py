@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from graphs import Network, chain, few, joint_graphs, networks, problem, traced
 from hypothesis import given
 from hypothesis import strategies as st
 from models import case, fresh
+from optima import advancing
 from torch import nn
 
 import fxremat
@@ -18,9 +22,10 @@ from fxremat.graph import JointGraph
 from fxremat.memory import profile
 from fxremat.ops import Kind
 from fxremat.pipeline import make_problem
+from fxremat.planners import auto
 from fxremat.planners.base import Problem
 from fxremat.planners.condensed import Condensed, condense
-from fxremat.planners.evict import evict
+from fxremat.planners.evict import MAX_RUNS, _Run, evict
 from fxremat.planners.order import memory_order
 from fxremat.planners.replay import followed, without_unread
 from fxremat.planners.retain import Runs, peak_bytes, retain
@@ -186,6 +191,49 @@ def test_a_tight_chain_is_run_recursively() -> None:
     assert needed < Runs(condensed, order).peak_bytes / 4
 
 
+def calls_to_make_room(waiting: int) -> int:
+    """Calls of functions while room is made for one byte, beside so many values in use by what waits."""
+    values = [f"v{each}" for each in range(waiting)]
+    graph = JointGraph.from_mappings(
+        {"x": (), **dict.fromkeys(values, ("x",)), "t": values, "dx": ["t", *values]},
+        dict.fromkeys((*values, "t", "dx"), 1),
+        forward_outputs=["t"],
+        backward=["dx"],
+        backward_outputs=["dx"],
+    )
+    _, condensed = condensed_of(graph)
+    run = _Run(condensed, own(condensed), waiting, 1.0, None)
+    for each in range(waiting):
+        run._run(each)
+    run.locks = [1] * len(run.locks)
+    assert run._make_room(1, ())  # takes them all out of the queue
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    has_room = run._make_room(2, ())
+    sys.setprofile(None)
+    assert has_room and run.live == waiting - 2
+    return calls
+
+
+def test_room_is_made_without_going_through_all_that_waits() -> None:
+    """What it takes to evict one of many values that wait for a recomputation does not grow with these."""
+    assert calls_to_make_room(512) == calls_to_make_room(32)
+
+
+def test_a_run_is_given_up_once_it_must_become_too_long() -> None:
+    """What has run and what is left, once each, are together no more than the limit and one run."""
+    _, condensed = condensed_of(chain(64))
+    run = _Run(condensed, own(condensed), 4, 1.0, None)
+    assert run.plan(math.inf) is None
+    left = len(run.order) - run.place - 1
+    assert len(run.order_run) + left <= MAX_RUNS * len(run.order) + 1
+
+
 # --- Retention --------------------------------------------------------------------------------------------
 
 
@@ -257,6 +305,22 @@ def test_the_search_goes_below_one_recomputation_of_each_value(name: str) -> Non
     searched, sublinear = (fxremat.plan(graph, "min", each, fusion="none") for each in ("auto", "sublinear"))
     assert searched.peak_bytes < sublinear.peak_bytes
     assert any(count > 1 for count in searched.mirror_counts.values())
+
+
+def test_little_time_is_not_spent_on_budgets_below_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few tries ``evict`` is asked for less than the known plans take in each order once, and fails."""
+    _, condensed = condensed_of(advancing(40))
+    search = auto._Search(condensed, 10)
+    asked = []
+
+    def count(*arguments: Any) -> tuple[int, ...] | None:
+        asked.append(arguments[2])
+        return evict(*arguments)
+
+    monkeypatch.setattr(auto, "evict", count)
+    least = min(plan.peak_bytes for plan in search.known)
+    assert search._least_budget() == least
+    assert asked == [int(least / auto.PRECISION)] * len(search.orders)
 
 
 @pytest.mark.parametrize("name", ["transformer", "resnet"])

@@ -16,6 +16,7 @@ import torch
 from models import train_step
 from torch import Tensor, fx, nn
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.utils import fresh_cache
 
 import fxremat
 from fxremat import backend, pipeline
@@ -326,6 +327,16 @@ def test_what_operators_return_is_in_the_lowered_peak(
     """Results without a tuple, views that only an operator can make, scratch memory."""
     report, measured = stepped(Energy(operator), torch.full((32, 64), 0.5), budget=budget)
     assert report.lowered_peak_bytes == measured
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_a_graph_that_another_plan_has_is_read_again() -> None:
+    """A cache of single graphs that served it would leave it out of the lowered peak."""
+    net, x = Energy(lambda x: x.cumsum(0)), torch.full((32, 64), 0.5)
+    with fresh_cache():
+        for limit in (1.0, 2.0):
+            report, measured = stepped(net, x, fx_graph_cache=True, time_limit_seconds=limit)
+            assert report.lowered_peak_bytes == measured and not report.from_cache
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import models
@@ -15,7 +16,8 @@ import fxremat
 from fxremat import chain
 from fxremat.cost import costs
 from fxremat.graph import JointGraph
-from fxremat.planners.blocks import cuts, divide, narrowest
+from fxremat.planners import persistent
+from fxremat.planners.blocks import Blocks, cuts, divide, narrowest
 from fxremat.planners.condensed import Condensed, condense
 from fxremat.planners.persistent import plans
 from fxremat.planners.replay import peak_bytes
@@ -52,6 +54,19 @@ def test_a_thousand_layers() -> None:
     best = min(fitting, key=lambda plan: plan.seconds)
     assert best.seconds == chain.forwards(1000, 10) - 1000
     assert fxremat.profile(graph, small.schedule(best.operators), "none").peak_bytes <= 12
+
+
+def test_the_graph_is_divided_once_for_each_set_of_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of finer and coarser blocks look for theirs among the same divisions."""
+    asked: list[tuple[int, ...]] = []
+
+    def count(graph: Condensed, firsts: Sequence[int]) -> Blocks:
+        asked.append(tuple(firsts))
+        return divide(graph, firsts)
+
+    monkeypatch.setattr(persistent, "divide", count)
+    assert len(persistent.solve(condensed(advancing(1000)))) > 2
+    assert len(asked) == len(set(asked)) > 2
 
 
 def test_no_plan_is_endless() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -31,8 +32,8 @@ from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionErr
 from fxremat.graph import JointGraph
 from fxremat.memory import profile
 from fxremat.options import Options
-from fxremat.pipeline import choose, make_problem, margin, rewritten, solve, split
-from fxremat.planners import Problem, Solution
+from fxremat.pipeline import SECONDS_WITHOUT_BUDGET, choose, make_problem, margin, rewritten, solve, split
+from fxremat.planners import PLANNERS, Problem, Solution
 from fxremat.schedule import Schedule
 
 DEEP = Network(8 * [("tanh", -1, -1), ("softmax", -1, -1)])
@@ -252,6 +253,23 @@ def test_what_is_no_joint_graph_is_refused(graph: Any) -> None:
     for stage in stages:
         with pytest.raises(InvalidOptionError, match=r"option 'graph'.*fxremat\.capture\(\)"):
             stage()
+
+
+@pytest.mark.parametrize(("budget", "limit"), [(None, SECONDS_WITHOUT_BUDGET), (0.9, None)])
+def test_the_default_plan_is_not_searched_for_long(
+    monkeypatch: pytest.MonkeyPatch, budget: float | None, limit: float | None
+) -> None:
+    """Without a budget ``auto`` has a fraction of a second, as in a compilation."""
+    limits = []
+
+    def plan(problem: Problem) -> tuple[Solution, ...]:
+        limits.append(problem.time_limit_seconds)
+        return (problem.identity("auto"),)
+
+    monkeypatch.setitem(PLANNERS, "auto", plan)
+    with contextlib.suppress(InfeasibleBudgetError):
+        fxremat.plan(chain(3), budget, fusion="none")
+    assert limits == [limit]
 
 
 def test_planning_changes_nothing() -> None:

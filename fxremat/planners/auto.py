@@ -107,7 +107,7 @@ def _tries(problem: Problem, nodes: int) -> int:
     """How many plans may be tried: as the time limit says, else fewer the larger the graph is."""
     if problem.time_limit_seconds is not None:
         return round(problem.time_limit_seconds * STEPS_PER_SECOND / max(1, nodes))
-    return int(MAX_TRIES * min(1.0, math.sqrt(FEW_NODES / max(1, nodes)) ** 3))
+    return int(MAX_TRIES * min(1.0, FEW_NODES / max(1, nodes)) ** 2)
 
 
 def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:
@@ -198,19 +198,40 @@ class _Search:
 
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
-        low, high = min(map(self._least_need, self.orders)), self.everything
-        while low + 1 < high and low * PRECISION < high:
-            middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1)
-            plans = (evict(self.condensed, order, middle, 1.0) for order in self.orders)
-            lowest = next((each for each in plans if each is not None), None)
-            if lowest is None:
-                low = middle
-            else:
-                high, self.lowest = middle, [_Found(self.condensed.seconds(lowest), lowest)]
+        high = self._least_budget()
         least = max(1, min([high, *(each.peak_bytes for each in self.known)]))
         count = self.budget_count // 2
         ratio = max(1.0, self.everything / least) ** (1 / count)
         return sorted({least, *(round(least * ratio**step) for step in range(1, count + 1))})
+
+    def _least_budget(self) -> int:
+        """The least budget that ``evict`` can serve, or one that a plan is known for.
+
+        Runs that fail are the longest, and seldom is ``evict`` content with less than what is known. With
+        little time it is therefore asked for a bit less first.
+        """
+        low, high = min(map(self._least_need, self.orders)), self.everything
+        if not self.has_time:
+            high = min([high, *(each.peak_bytes for each in self.known)])
+            less = int(high / PRECISION)
+            if not self._serves(less):
+                return high
+            high = less
+        while low + 1 < high and low * PRECISION < high:
+            middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1)
+            if self._serves(middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _serves(self, budget: int) -> bool:
+        """Whether ``evict`` has a plan for a budget, which is the lowest by now."""
+        plans = (evict(self.condensed, order, budget, 1.0) for order in self.orders)
+        lowest = next((each for each in plans if each is not None), None)
+        if lowest is not None:
+            self.lowest = [_Found(self.condensed.seconds(lowest), lowest)]
+        return lowest is not None
 
     def _least_need(self, order: Sequence[int]) -> int:
         """What no plan in an order goes below: an operator's own buffers, and what is returned by then."""

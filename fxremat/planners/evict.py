@@ -80,17 +80,20 @@ class _Run:
         self.around = _DisjointSets(count)
         self.queue: list[tuple[float, int]] = []
         self.parked: dict[int, list[float]] = {}  # prices of buffers in use, out of the queue for so long
+        self.parked_queue: list[tuple[float, int]] = []  # the same by price, some of them not parked any more
         self.made_bytes, self.remade_bytes = condensed.made_bytes
         self.live = self.place = 0
         self.call: list[int] = []  # buffers that loops of the call under way have read
-        self.longest = MAX_RUNS * len(order)
+        self.longest = MAX_RUNS * len(order)  # what has run by now, if all that is left runs once
         self.order_run: list[int] = []
         self.seconds_left = math.inf  # for recomputations
 
     def plan(self, max_seconds: float) -> tuple[int, ...] | None:
         self.seconds_left = max_seconds - sum(self.seconds)
+        self.longest -= len(self.order)
         for place, operator in enumerate(self.order):
             self.place = place
+            self.longest += 1
             if self.place == self.boundary:
                 self._begin_backward()
             if not self._run_with_operands(operator) or len(self.order_run) > self.longest:
@@ -210,7 +213,7 @@ class _Run:
             if not self.resident[buffer]:
                 continue
             if self.locks[buffer]:
-                self.parked.setdefault(buffer, []).append(price)
+                self._park(buffer, price)
                 continue
             now = self._price(buffer)
             if now is None:
@@ -225,17 +228,23 @@ class _Run:
 
     def _evict_parked(self, needed: int, reads: Sequence[int]) -> None:
         """Evict, of what waits for a recomputation, the cheapest until so many bytes are free."""
-        parked = sorted((price, buffer) for buffer, prices in self.parked.items() for price in prices)
-        self.parked.clear()
-        for price, buffer in parked:
-            is_over = self.live + needed > self.budget
-            is_free = self.resident[buffer] and buffer not in reads and buffer not in self.call
-            if is_over and is_free and self._price(buffer) is not None:
-                self._evict(buffer)
-            elif self.resident[buffer]:
-                self.parked.setdefault(buffer, []).append(price)
-            else:
-                heapq.heappush(self.queue, (price, buffer))
+        stays = []
+        while self.live + needed > self.budget and self.parked_queue:
+            entry = price, buffer = heapq.heappop(self.parked_queue)
+            if price not in self.parked.get(buffer, ()):
+                continue  # it was queued again since
+            if buffer in reads or buffer in self.call or self._price(buffer) is None:
+                stays.append(entry)
+                continue
+            self.parked[buffer].remove(price)
+            self._evict(buffer)
+        for entry in dict.fromkeys(stays):
+            heapq.heappush(self.parked_queue, entry)
+
+    def _park(self, buffer: int, price: float) -> None:
+        """Take a buffer in use out of the queue."""
+        self.parked.setdefault(buffer, []).append(price)
+        heapq.heappush(self.parked_queue, (price, buffer))
 
     def _unpark(self, buffer: int) -> None:
         """Queue a buffer again that is in use no more, or gone."""

@@ -9,8 +9,9 @@ a few small sizes still can; that is where fine blocks count, for the least peak
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -95,22 +96,27 @@ def solve(condensed: Condensed) -> list[Table]:
     if condensed.boundary == 0:
         return tables
     every = cuts(condensed)
-    for blocks in _granularities(condensed, every):
+
+    @functools.cache
+    def divided(stride: int) -> Blocks:
+        return divide(condensed, narrowest(every, stride))
+
+    for blocks in _granularities(divided):
         most = _keep_all_bytes(blocks)
         unit, slots = _unit(blocks, most)
         tables.append(Table(blocks, unit, slots))
         if unit > _divisor(blocks):
             tables.append(Table(blocks, *_unit(blocks, most // FINER)))
     if len(every) + 1 > tables[0].count:
-        tables += _finest(condensed, every, tables)
+        tables += _finest(divided, tables)
     return tables
 
 
-def _granularities(condensed: Condensed, every: Sequence[tuple[int, int]]) -> list[Blocks]:
+def _granularities(divided: Callable[[int], Blocks]) -> list[Blocks]:
     """The graph in blocks: so many of the narrow cuts used that the table stays small, and far fewer."""
     found: list[Blocks] = []
     for work in (MAX_WORK, MAX_WORK / COARSER):
-        for blocks in _finer_to_coarser(condensed, every):
+        for blocks in _finer_to_coarser(divided):
             if _work(blocks.kinds, SLOTS, 0, work) <= work:
                 break
         if not found or len(blocks.kinds) < len(found[-1].kinds):
@@ -118,23 +124,21 @@ def _granularities(condensed: Condensed, every: Sequence[tuple[int, int]]) -> li
     return found
 
 
-def _finer_to_coarser(condensed: Condensed, every: Sequence[tuple[int, int]]) -> Iterator[Blocks]:
-    """The graph in fewer and fewer blocks, at last in one."""
+def _finer_to_coarser(divided: Callable[[int], Blocks]) -> Iterator[Blocks]:
+    """The graph in fewer and fewer blocks, at last in one; ``divided`` makes them of every so many cuts."""
     stride = 1
     while True:
-        blocks = divide(condensed, narrowest(every, stride))
+        blocks = divided(stride)
         yield blocks
         if len(blocks.kinds) == 1:
             return
         stride += 1 + stride // 4
 
 
-def _finest(
-    condensed: Condensed, every: Sequence[tuple[int, int]], tables: Sequence[Table]
-) -> Iterator[Table]:
+def _finest(divided: Callable[[int], Blocks], tables: Sequence[Table]) -> Iterator[Table]:
     """A table of more blocks than the others', for what those serve with their least sizes and for less."""
     most = math.ceil(REACH * min((table.unit * table.steps[0] for table in tables if table.steps), default=0))
-    for blocks in _finer_to_coarser(condensed, every):
+    for blocks in _finer_to_coarser(divided):
         if not most or len(blocks.kinds) <= tables[0].count:
             return
         slots = min(FEW_SLOTS, most // _divisor(blocks) + 1)
