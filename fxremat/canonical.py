@@ -91,7 +91,7 @@ def _may_draw_again(node: fx.Node, phases: Mapping[fx.Node, Phase]) -> bool:
     What the backward alone reads has to be saved: its first run would be dead, and torch would not draw.
     """
     readers = [user for each in (node, *_getitems(node)) for user in each.users if not ops.is_getitem(user)]
-    is_read = any(phases.get(user) is Phase.FORWARD for user in readers)
+    is_read = any(user.op == "output" or phases.get(user) is Phase.FORWARD for user in readers)
     is_drawn = phases[node] is Phase.FORWARD and ops.is_random(node)
     return is_drawn and is_read and generators.can_keep_state(node)
 
