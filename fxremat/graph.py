@@ -23,6 +23,7 @@ from torch import fx
 from fxremat import _torch, given, ops, twins
 from fxremat.canonical import Phase, canonical_copy, module_path, source_line
 from fxremat.errors import GraphError, InvalidOptionError, shown
+from fxremat.generators import STATE
 from fxremat.nodes import Node, analyse
 
 _Figure = TypeVar("_Figure", int, float)
@@ -256,6 +257,11 @@ class JointGraph:
     def pooling_offsets(self) -> frozenset[int]:
         """Indices of the nodes that pick, of the results of a maximum pooling, the offsets."""
         return frozenset(index for index, node in enumerate(self.fx_nodes) if ops.picks_offsets(node))
+
+    @functools.cached_property
+    def redrawn(self) -> frozenset[int]:
+        """Indices of the nodes whose last operand is a state of random numbers, which only mirrors read."""
+        return frozenset(index for index, node in enumerate(self.fx_nodes) if STATE in node.meta)
 
     @functools.cached_property
     def is_on_cpu(self) -> bool:

@@ -119,7 +119,7 @@ def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") ->
 def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryProfile:
     """The memory of a resolved and lowered schedule."""
     owners, values = lowering.instances or storage_instances(graph, binding)
-    deaths = _deaths(binding, lowering, owners, values)
+    deaths = _deaths(graph, binding, lowering, owners, values)
     nodes, runs_at, materialised = binding.nodes, lowering.runs_at, lowering.materialised
     change = [0] * (len(nodes) + 1)
     lives = []
@@ -136,18 +136,43 @@ def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryPr
         change[last + 1] -= size
     live = np.cumsum(np.array(change[:-1], dtype=np.int64))
     live[binding.boundary :] += graph.tangent_bytes
-    if graph.scratch_bytes:
-        np.add.at(live, runs_at, np.array(graph.scratch_bytes)[list(nodes)])
+    if graph.scratch_bytes or graph.redrawn:
+        np.add.at(live, runs_at, _scratch(graph, binding))
     return MemoryProfile(live, binding.boundary, lives)
 
 
+def _scratch(graph: JointGraph, binding: Binding) -> npt.NDArray[np.int64]:
+    """For each step its scratch memory; what draws numbers again first copies the generator's own state."""
+    of_node = np.array(graph.scratch_bytes or [0] * len(graph.nodes), dtype=np.int64)
+    scratch = of_node[list(binding.nodes)]
+    for step, (node, is_mirror) in enumerate(zip(binding.nodes, binding.is_mirror, strict=True)):
+        if is_mirror and node in graph.redrawn:
+            made = sum(graph.storage_bytes[storage] for storage in graph.nodes[node].recreates)
+            scratch[step] = max(scratch[step], graph.node_bytes(graph.nodes[node].operands[-1]) - made)
+    return scratch
+
+
+def _reads(graph: JointGraph, binding: Binding) -> Sequence[Sequence[int | None]]:
+    """For each step, the steps whose values it reads; a first run reads no state that it draws from."""
+    if not graph.redrawn:
+        return binding.reads
+    steps = zip(binding.nodes, binding.is_mirror, binding.reads, strict=True)
+    return [
+        reads[:-1] if node in graph.redrawn and not is_mirror else reads for node, is_mirror, reads in steps
+    ]
+
+
 def _deaths(
-    binding: Binding, lowering: Lowering, owners: Sequence[tuple[int, int]], values: Sequence[tuple[int, ...]]
+    graph: JointGraph,
+    binding: Binding,
+    lowering: Lowering,
+    owners: Sequence[tuple[int, int]],
+    values: Sequence[tuple[int, ...]],
 ) -> list[int]:
     """The last step of each instance."""
     runs_at = lowering.runs_at
     last_use = list(runs_at)
-    for used_at, reads in zip(lowering.read_until, binding.reads, strict=True):
+    for used_at, reads in zip(lowering.read_until, _reads(graph, binding), strict=True):
         for read in reads:
             if read is not None and last_use[read] < used_at:
                 last_use[read] = used_at
