@@ -136,15 +136,16 @@ def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryPr
         change[last + 1] -= size
     live = np.cumsum(np.array(change[:-1], dtype=np.int64))
     live[binding.boundary :] += graph.tangent_bytes
-    if graph.scratch_bytes or graph.redrawn:
+    if graph.scratch_bytes:
         np.add.at(live, runs_at, _scratch(graph, binding))
     return MemoryProfile(live, binding.boundary, lives)
 
 
 def _scratch(graph: JointGraph, binding: Binding) -> npt.NDArray[np.int64]:
     """For each step its scratch memory; what draws numbers again first copies the generator's own state."""
-    of_node = np.array(graph.scratch_bytes or [0] * len(graph.nodes), dtype=np.int64)
-    scratch = of_node[list(binding.nodes)]
+    scratch = np.array(graph.scratch_bytes, dtype=np.int64)[list(binding.nodes)]
+    if not graph.redrawn:
+        return scratch
     for step, (node, is_mirror) in enumerate(zip(binding.nodes, binding.is_mirror, strict=True)):
         if is_mirror and node in graph.redrawn:
             made = sum(graph.storage_bytes[storage] for storage in graph.nodes[node].recreates)
