@@ -142,15 +142,22 @@ def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryPr
 
 
 def _scratch(graph: JointGraph, binding: Binding) -> npt.NDArray[np.int64]:
-    """For each step its scratch memory; what draws numbers again first copies the generator's own state."""
+    """For each step its scratch memory."""
     scratch = np.array(graph.scratch_bytes, dtype=np.int64)[list(binding.nodes)]
-    if not graph.redrawn:
-        return scratch
     for step, (node, is_mirror) in enumerate(zip(binding.nodes, binding.is_mirror, strict=True)):
         if is_mirror and node in graph.redrawn:
-            made = sum(graph.storage_bytes[storage] for storage in graph.nodes[node].recreates)
-            scratch[step] = max(scratch[step], graph.node_bytes(graph.nodes[node].operands[-1]) - made)
+            scratch[step] = mirror_scratch_bytes(graph, node)
     return scratch
+
+
+def mirror_scratch_bytes(graph: JointGraph, index: int) -> int:
+    """The scratch memory of a node's mirror; what draws numbers again first copies the generator's state."""
+    scratch = graph.scratch_bytes[index]
+    if index not in graph.redrawn:
+        return scratch
+    node = graph.nodes[index]
+    made = sum(graph.storage_bytes[storage] for storage in node.recreates)
+    return max(scratch, graph.node_bytes(node.operands[-1]) - made)
 
 
 def _reads(graph: JointGraph, binding: Binding) -> Sequence[Sequence[int | None]]:

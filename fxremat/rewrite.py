@@ -15,6 +15,7 @@ from torch import fx
 from fxremat.errors import GraphError
 from fxremat.generators import STATE
 from fxremat.graph import JointGraph
+from fxremat.memory import mirror_scratch_bytes
 from fxremat.replays import replay
 from fxremat.schedule import Binding, validate
 
@@ -42,11 +43,15 @@ def rewrite(graph: JointGraph, schedule: Sequence[str]) -> JointGraph:
 
 
 def _scratch_bytes(old: JointGraph, new: JointGraph) -> tuple[int, ...]:
-    """A mirror needs the scratch memory of its original."""
+    """Those of the original nodes, and of their mirrors."""
     if not old.scratch_bytes:
         return ()
-    origins = (node.meta.get(MIRROR, node.name) for node in new.fx_nodes)
-    return tuple(old.scratch_bytes[old.index[origin]] for origin in origins)
+    return tuple(
+        mirror_scratch_bytes(old, old.index[node.meta[MIRROR]])
+        if MIRROR in node.meta
+        else old.scratch_bytes[old.index[node.name]]
+        for node in new.fx_nodes
+    )
 
 
 def _transcribe(graph: JointGraph, module: fx.GraphModule, binding: Binding) -> fx.GraphModule:
