@@ -27,7 +27,7 @@ from fxremat.measure import measure_peak
 from fxremat.pipeline import planned
 from fxremat.schedule import bind
 
-# How far a predicted peak may be off where that is more than 3 %: docs/limits says why.
+# How far a predicted peak may be off where that is more than 3 %: see docs/limits.
 OFF = {"unet": 0.035}
 
 NOTHING = Handed({}, {}, 0, {})
