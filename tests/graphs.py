@@ -34,6 +34,11 @@ from fxremat.schedule import Schedule, expand
 # --- By hand --------------------------------------------------------------------------------------------
 
 
+def unread_bytes(graph: JointGraph) -> int:
+    """By how much planning may overestimate a peak: states of random numbers that no mirror draws from."""
+    return sum(graph.node_bytes(graph.nodes[node].operands[-1]) for node in graph.redrawn)
+
+
 def chain(
     layers: int,
     sizes: Mapping[str, int] | None = None,

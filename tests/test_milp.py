@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from graphs import Network, chain, problem, traced
+from graphs import Network, chain, problem, traced, unread_bytes
 from optima import DRAWN, advancing, within
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, hstack, vstack
@@ -101,7 +101,8 @@ def assert_counts_what_is_predicted(planning: Problem) -> int:
     assert lowest.is_proved and lowest.plan is not None
     plans = {lowest.plan}
     least = planning.evaluate(small.schedule(lowest.plan), "stages").peak_bytes
-    assert least == round(lowest.bound)
+    unread = unread_bytes(planning.graph)
+    assert 0 <= round(lowest.bound) - least <= unread
     for share in (0.0, 0.1, 0.3, 0.6):
         budget = round(least + share * (planning.identity("all").peak_bytes - least))
         answer = milp.least_seconds(stages, budget, math.inf, SECONDS)
@@ -109,7 +110,7 @@ def assert_counts_what_is_predicted(planning: Problem) -> int:
         plans.add(answer.plan)
     for plan in sorted(plans):
         solution = planning.evaluate(small.schedule(plan), "stages")
-        assert counted_bytes(stages, plan) == solution.peak_bytes
+        assert 0 <= counted_bytes(stages, plan) - solution.peak_bytes <= unread
     return sum(len(set(plan)) < len(plan) for plan in plans)
 
 

@@ -171,7 +171,7 @@ def test_solving_with_a_planner_of_the_users() -> None:
         object(),
         torch.tensor(1),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_a_planner_may_not_return_is_refused(returned: object) -> None:
     """The error names the planner, what it returned, and what it may return."""

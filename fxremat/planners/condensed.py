@@ -8,7 +8,8 @@ Terms:
 
 A *plan* is a sequence of operators; one that stands again is a recomputation. ``Condensed.schedule`` puts the
 free nodes in and gives the schedule that the plan stands for. Under Inductor sizes and seconds are estimates,
-made from the fusion of one reference schedule; without fusion they are exact. Linear in nodes and edges.
+made from the fusion of one reference schedule; without fusion they are exact, but that a state of random
+numbers counts until they are drawn even if they are not drawn again. Linear in nodes and edges.
 """
 
 from __future__ import annotations
