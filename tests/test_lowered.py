@@ -27,7 +27,7 @@ from fxremat.measure import measure_peak
 from fxremat.pipeline import planned
 from fxremat.schedule import bind
 
-# How far a predicted peak may be off where that is more than 3 %: see docs/limits.
+# How far a predicted peak may be off where that is more than 3 %: without a budget dead buffers are held.
 OFF = {"unet": 0.035}
 
 NOTHING = Handed({}, {}, 0, {})
