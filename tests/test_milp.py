@@ -100,9 +100,8 @@ def assert_counts_what_is_predicted(planning: Problem) -> int:
     lowest = milp.least_peak(stages, 2 * planning.identity("all").peak_bytes, SECONDS)
     assert lowest.is_proved and lowest.plan is not None
     plans = {lowest.plan}
-    least = planning.evaluate(small.schedule(lowest.plan), "stages").peak_bytes
-    unread = unread_bytes(planning.graph)
-    assert 0 <= round(lowest.bound) - least <= unread
+    least, unread = round(lowest.bound), unread_bytes(planning.graph)
+    assert 0 <= least - planning.evaluate(small.schedule(lowest.plan), "stages").peak_bytes <= unread
     for share in (0.0, 0.1, 0.3, 0.6):
         budget = round(least + share * (planning.identity("all").peak_bytes - least))
         answer = milp.least_seconds(stages, budget, math.inf, SECONDS)

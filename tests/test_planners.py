@@ -383,12 +383,16 @@ def test_auto_is_no_worse_than_any_other_planner(name: str) -> None:
 
 
 SLOW = ["none", "inplace"]
+LARGE = ("lstm", "encoder_decoder")
 
 
 @pytest.mark.parametrize(
     "fusion", ["inductor", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.slow) if each in LARGE else each for each in NAMES],
+)
 def test_auto_is_no_worse_than_any_other_planner_on_models(name: str, fusion: str) -> None:
     """Neither at the least peak that any of them reaches, nor at that of any of their plans."""
     module, inputs = fresh(case(name))
