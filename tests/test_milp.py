@@ -103,7 +103,7 @@ def assert_counts_what_is_predicted(planning: Problem) -> int:
     least, unread = round(lowest.bound), unread_bytes(planning.graph)
     assert 0 <= least - planning.evaluate(small.schedule(lowest.plan), "stages").peak_bytes <= unread
     for share in (0.0, 0.1, 0.3, 0.6):
-        budget = round(least + share * (planning.identity("all").peak_bytes - least))
+        budget = round(least + share * (planning.identity("all").peak_bytes + unread - least))
         answer = milp.least_seconds(stages, budget, math.inf, SECONDS)
         assert answer.plan is not None
         plans.add(answer.plan)
