@@ -33,8 +33,9 @@ import networks
 from networks import Built
 
 import fxremat
-from fxremat.cost import COSTS, costs
-from fxremat.planners.auto import baseline_plan, pareto
+from fxremat.predict.cost import COSTS, costs
+from fxremat.predict.problem import pareto
+from fxremat.search.baseline import baseline_plan
 
 # Large enough that operators outweigh the interpreter, small enough for a step in tens of milliseconds.
 MODELS: dict[str, tuple[Callable[..., Built], dict[str, int]]] = {

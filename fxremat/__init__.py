@@ -6,10 +6,15 @@ and when, so that the peak of a training step fits a budget in bytes.
     model = torch.compile(model, backend="fxremat", options={"budget": "8GiB"})
 """
 
-from fxremat.allocate import Allocation, allocate
-from fxremat.annotate import region
-from fxremat.backend import fxremat_backend, partitioner, reports
-from fxremat.capture import capture
+from fxremat.arena.allocate import Allocation, allocate
+from fxremat.driver.backend import fxremat_backend
+from fxremat.driver.capture import capture
+from fxremat.driver.journal import reports
+from fxremat.driver.partitioner import partitioner
+from fxremat.driver.pipeline import frontier, plan
+from fxremat.driver.report import Report
+from fxremat.emit.partition import partition
+from fxremat.emit.rewrite import rewrite
 from fxremat.errors import (
     CaptureError,
     FxrematError,
@@ -20,14 +25,14 @@ from fxremat.errors import (
     RatesError,
     ScheduleError,
 )
-from fxremat.graph import JointGraph
-from fxremat.memory import MemoryProfile, profile
-from fxremat.partition import partition
-from fxremat.pipeline import frontier, plan
-from fxremat.planners import PLANNERS, Problem, Solution
-from fxremat.report import Report
-from fxremat.rewrite import rewrite
-from fxremat.schedule import Schedule, expand
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.region import region
+from fxremat.graph.schedule import Schedule
+from fxremat.memory.liveness import MemoryProfile
+from fxremat.planners import PLANNERS
+from fxremat.predict.models import profile
+from fxremat.predict.problem import Problem, Solution
 
 __version__ = "0.1.0"
 

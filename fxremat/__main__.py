@@ -2,7 +2,7 @@
 
 import sys
 
-from fxremat.cli import main
+from fxremat.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from fxremat import _torch
+from fxremat._torch import graphs
 
 
 class _Shown(reprlib.Repr):
@@ -59,7 +59,7 @@ def near_matches(name: str, known: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
 
 
-class FxrematError(_torch.PassedThrough):
+class FxrematError(graphs.PassedThrough):
     """The root of the family.
 
     Dynamo hands it to the caller of a compiled model as it is, where it would wrap other errors of a

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch.profiler import profile
 
-from fxremat import _profilers
+from fxremat._torch import profilers
 from fxremat.errors import FxrematError, InvalidOptionError
 
 __all__ = ["Measurement", "held_bytes", "measure_peak", "time_steps"]
@@ -100,7 +100,7 @@ def held_bytes(call: Callable[[], object], device: torch.device) -> tuple[int, i
     """
     if device.type == "cuda":
         return _held_on_cuda(call, device)
-    sums = [0, *itertools.accumulate(_profilers.allocator_changes(call, device))]
+    sums = [0, *itertools.accumulate(profilers.allocator_changes(call, device))]
     return max(sums), sums[-1]
 
 
@@ -147,11 +147,11 @@ def _wait_for_cuda() -> None:
 
 
 def _measure_cpu(step: Callable[[], object]) -> Measurement:
-    if _profilers.is_profiling() or _profilers.session_elsewhere():  # torch would end one of them, or crash
+    if profilers.is_profiling() or profilers.session_elsewhere():  # torch would end one of them, or crash
         raise FxrematError(
             "a profiler is recording or being prepared, and torch has but one: measure before it or after it"
         )
-    with _profilers.quiet_session() as recorded:
+    with profilers.quiet_session() as recorded:
         seconds, _held = _timed(step)
     peak_bytes, end_bytes = _peak_and_end(_cpu_changes(recorded))
     return Measurement(peak_bytes, end_bytes, seconds)
@@ -219,7 +219,7 @@ def _held_on_cuda(call: Callable[[], object], device: torch.device) -> tuple[int
         return result
 
     found: list[int] = []
-    sums = [0, *itertools.accumulate(_profilers.allocator_changes(counted, device))]
+    sums = [0, *itertools.accumulate(profilers.allocator_changes(counted, device))]
     end_bytes, freed_bytes = found
     return end_bytes + min(max(sums) - sums[-1], freed_bytes), end_bytes
 

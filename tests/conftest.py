@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 import torch
 
-from fxremat.rates import CPU, CUDA, PINNED
+from fxremat.device.rates import CPU, CUDA, PINNED
 
 # The same drawn examples in every automatic run; elsewhere each run draws new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)

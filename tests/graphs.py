@@ -23,13 +23,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxremat
-from fxremat import _compilers, _torch
-from fxremat.canonical import Phase
-from fxremat.graph import JointGraph
-from fxremat.nodes import Node
-from fxremat.pipeline import make_problem
-from fxremat.planners import Problem
-from fxremat.schedule import Schedule, expand
+from fxremat._torch import compilers, graphs
+from fxremat.driver.pipeline import make_problem
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.nodes import Node, Phase
+from fxremat.graph.schedule import Schedule
+from fxremat.predict.problem import Problem
 
 # --- By hand --------------------------------------------------------------------------------------------
 
@@ -417,10 +417,10 @@ def example_inputs(graph: JointGraph, seed: int = 0) -> list[Any]:
 
 def _example(value: Any) -> Any:
     if isinstance(value, torch.SymInt):
-        return _torch.hint(value)
+        return graphs.hint(value)
     if not isinstance(value, Tensor):
         return value
-    sizes, strides = ([_torch.hint(each) for each in found] for found in (value.shape, value.stride()))
+    sizes, strides = ([graphs.hint(each) for each in found] for found in (value.shape, value.stride()))
     tensor = torch.empty_strided(sizes, strides, dtype=value.dtype)
     return tensor.normal_() if value.dtype.is_floating_point else tensor.zero_()
 
@@ -453,7 +453,7 @@ def placeholders(module: fx.GraphModule) -> list[str]:
 
 def output_names(module: fx.GraphModule) -> list[str | None]:
     """Names of what an fx graph returns; None for a constant."""
-    leaves = _torch.leaves(next(iter(module.graph.find_nodes(op="output"))).args[0])
+    leaves = graphs.leaves(next(iter(module.graph.find_nodes(op="output"))).args[0])
     return [leaf.name if isinstance(leaf, fx.Node) else None for leaf in leaves]
 
 
@@ -490,7 +490,7 @@ def compiled_graphs(
         return fxremat.partition(found[-1])
 
     def backend(module: fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        return _compilers.compile_without_inductor(module, example, partition)
+        return compilers.compile_without_inductor(module, example, partition)
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, dynamic=dynamic)(*inputs).backward()

@@ -27,8 +27,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import fxremat
-from fxremat import _torch, ops
-from fxremat.calibrate import scratch_bytes
+from fxremat._torch import graphs
+from fxremat.device.calibrate import scratch_bytes
+from fxremat.graph import ops
 from fxremat.measure import measure_peak
 
 LARGE_BYTES, MOST_BYTES = 1 << 17, 1 << 24
@@ -380,7 +381,7 @@ class _Watch(fx.Interpreter):
     def surprises(self, graph: fxremat.JointGraph) -> Iterator[Surprise]:
         """What the run has shown."""
         for node, fx_node, scratch in zip(graph.nodes, graph.fx_nodes, graph.scratch_bytes, strict=True):
-            if node.name not in self.found or _torch.is_symbolic(fx_node):
+            if node.name not in self.found or graphs.is_symbolic(fx_node):
                 continue
             peak, held = self.found[node.name]
             result = sum(graph.storage_bytes[storage] for storage in node.creates)

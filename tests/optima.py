@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fxremat import chain
-from fxremat.graph import JointGraph
-from fxremat.pipeline import make_problem
+from fxremat.driver.pipeline import make_problem
+from fxremat.graph.joint import JointGraph
 from fxremat.planners import PLANNERS, auto
-from fxremat.planners.condensed import condense
-from fxremat.planners.replay import peak_bytes
+from fxremat.search import chain
+from fxremat.search.condensed import condense
+from fxremat.search.replay import peak_bytes
+from fxremat.search.row import Search
 
 Points = list[tuple[int, float]]  # peak bytes and seconds of each plan
 
@@ -195,7 +196,7 @@ def heuristic_points(graph: JointGraph) -> Points:
     small = condense(graph, planning.costs)
     plans = (
         tuple(range(len(small.operators))),
-        *auto._Search(small, auto._tries(planning, len(graph.nodes))).plans(),
+        *Search(small, auto._tries(planning, len(graph.nodes))).plans(),
     )
     return [(peak_bytes(small, plan), small.seconds(plan)) for plan in plans]
 

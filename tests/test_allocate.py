@@ -17,12 +17,12 @@ from models import case, fresh
 
 import fxremat
 from fxremat import Allocation, allocate, profile
-from fxremat.allocate import FITS, STRATEGIES
+from fxremat.arena.allocate import FITS, STRATEGIES
+from fxremat.driver.pipeline import make_problem
 from fxremat.errors import InvalidOptionError, ScheduleError
-from fxremat.graph import JointGraph
-from fxremat.pipeline import make_problem
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule
 from fxremat.planners import PLANNERS
-from fxremat.schedule import Schedule
 
 aten = torch.ops.aten
 REQUIRED = ("tanh_mlp", "transformer", "resnet", "unet", "lstm", "gated_mlp", "dropout_mlp")

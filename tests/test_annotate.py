@@ -13,9 +13,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from training import assert_same_outcome
 
 import fxremat
+from fxremat.driver.pipeline import make_problem, solve
 from fxremat.errors import GraphError, InvalidOptionError, ScheduleError
-from fxremat.graph import JointGraph
-from fxremat.pipeline import make_problem, solve
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.region import regions_outside
 from fxremat.planners import PLANNERS
 
 aten = torch.ops.aten
@@ -136,9 +137,9 @@ def test_outside_of_a_graph_a_region_does_nothing_and_is_reported() -> None:
 
 def test_a_region_that_runs_while_capturing_is_not_outside() -> None:
     """Neither is one that AOTAutograd runs on fake tensors to learn what the model does."""
-    before = fxremat.annotate.regions_outside()
+    before = regions_outside()
     marked()
-    assert fxremat.annotate.regions_outside() == before
+    assert regions_outside() == before
 
 
 def test_what_cannot_be_computed_again_is_kept_and_noted() -> None:

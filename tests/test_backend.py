@@ -29,7 +29,9 @@ from training import (
 )
 
 import fxremat
-from fxremat import FxrematError, InfeasibleBudgetError, InvalidOptionError, _compilers, backend
+from fxremat import FxrematError, InfeasibleBudgetError, InvalidOptionError
+from fxremat._torch import compilers
+from fxremat.driver import journal
 
 
 def chain(layers: int = 6) -> nn.Module:
@@ -236,7 +238,7 @@ def test_a_graph_that_its_compiler_refuses_has_no_report(
     kept = reports_of(lambda: compiled(chain())(square()))
     count = len(fxremat.reports())
     with monkeypatch.context() as patch, pytest.raises((error, BackendCompilerFailed)):
-        patch.setattr(_compilers, "boxed_nop", refuse)
+        patch.setattr(compilers, "boxed_nop", refuse)
         patch.setattr(compile_fx, "compile_fx_inner", refuse)
         torch._dynamo.reset()
         compiled(chain(), compiler=compiler)(square())
@@ -251,14 +253,14 @@ def test_a_graph_that_runs_uncompiled_has_no_report(monkeypatch: pytest.MonkeyPa
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise Refused
 
-    monkeypatch.setattr(_compilers, "boxed_nop", refuse)
+    monkeypatch.setattr(compilers, "boxed_nop", refuse)
     module = chain()
     for options in ({"budget": "min"}, {"budget": 100, "on_error": "fallback"}):
-        fallbacks = len(backend._fallbacks)
+        fallbacks = len(journal.FALLBACKS)
         with torch._dynamo.config.patch(suppress_errors=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the fallback
             assert reports_of(lambda options=options: compiled(module, **options)(square())) == ()
-        assert len(backend._fallbacks) == fallbacks
+        assert len(journal.FALLBACKS) == fallbacks
 
 
 # --- Other compilers ------------------------------------------------------------------------------------
@@ -369,14 +371,14 @@ class Buffers:
 def test_choices_of_the_users_stay_theirs() -> None:
     """The same class and the same state, whatever they were constructed with; fxremat has the first word."""
     theirs = Limited(3)
-    ours = _compilers._choices(theirs, lambda first, second: True)
-    never = _compilers._choices(theirs, lambda first, second: False)
+    ours = compilers._choices(theirs, lambda first, second: True)
+    never = compilers._choices(theirs, lambda first, second: False)
     assert isinstance(ours, Limited) and ours.limit == 3
     assert [ours.fuses(2), ours.fuses(4), never.fuses(2)] == [True, False, False]
     assert len(theirs.asked) == 2 and theirs.last == 2
     for static in (InductorChoices(), type("Static", (InductorChoices,), {"can_fuse": staticmethod(max)})()):
-        assert isinstance(_compilers._choices(static, lambda first, second: False), type(static))
-        assert not _compilers._choices(static, lambda first, second: False).can_fuse(
+        assert isinstance(compilers._choices(static, lambda first, second: False), type(static))
+        assert not compilers._choices(static, lambda first, second: False).can_fuse(
             None, Buffers(), Buffers(), 1
         )
 

@@ -7,7 +7,7 @@ import gc
 import pytest
 from graphs import chain, problem
 
-from fxremat.planners.base import collector_paused
+from fxremat.predict.problem import collector_paused
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

@@ -27,8 +27,8 @@ import run as command  # noqa: E402
 import wrapping  # noqa: E402
 from compare import AGAIN, OURS, Candidate  # noqa: E402
 
-from fxremat.frontier_plot import read_points  # noqa: E402
-from fxremat.frontier_points import Point  # noqa: E402
+from fxremat.driver.frontier import Point  # noqa: E402
+from fxremat.plots.frontier import read_points  # noqa: E402
 
 # --- Wrapping -----------------------------------------------------------------------------------------
 

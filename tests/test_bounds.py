@@ -26,14 +26,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxremat
-from fxremat.bounds import Bounds, lower_bound_seconds, lowest_peak_bound
-from fxremat.canonical import Phase
-from fxremat.cost import costs
-from fxremat.fusion import FUSIONS
-from fxremat.graph import JointGraph
-from fxremat.pipeline import make_problem, solve
+from fxremat.driver.pipeline import make_problem, solve
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.nodes import Phase
+from fxremat.graph.schedule import identity
 from fxremat.planners import PLANNERS
-from fxremat.schedule import identity
+from fxremat.predict.cost import costs
+from fxremat.predict.models import FUSIONS
+from fxremat.proof.bounds import Bounds, lower_bound_seconds, lowest_peak_bound
 
 ROUNDING = 1 + 1e-9  # sums of the same seconds in another order
 

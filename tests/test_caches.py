@@ -23,10 +23,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from training import square
 
 import fxremat
-from fxremat import _compilers, _torch, backend, enclosed
-from fxremat.backend import Partitioner
-from fxremat.enclosed import Enclosure, fingerprint
-from fxremat.options import Options
+from fxremat._torch import compilers, graphs
+from fxremat.driver import cache, journal, partitioner
+from fxremat.driver.cache import Enclosure, fingerprint
+from fxremat.driver.options import Options
+from fxremat.driver.partitioner import Partitioner
 
 # --- What the key tells apart ---------------------------------------------------------------------------
 
@@ -82,8 +83,8 @@ def test_another_source_or_torch_is_another_key(tmp_path: Path, monkeypatch: pyt
     for text, version in (("x = 1", "2.11"), ("x = 2", "2.11"), ("x = 1", "2.12"), ("x = 1", "2.11")):
         source.write_text(text)
         monkeypatch.setattr(torch, "__version__", version)
-        _compilers.get_hash_for_files.cache_clear()
-        monkeypatch.setattr(backend, "__file__", str(tmp_path / "backend.py"))
+        compilers.get_hash_for_files.cache_clear()
+        monkeypatch.setattr(partitioner, "__file__", str(tmp_path / "driver" / "partitioner.py"))
         found.append(fxremat.partitioner(**BASE).uuid())
     assert found[0] == found[3]
     assert len({repr(each) for each in found}) == 3
@@ -107,13 +108,13 @@ def waiting(function: Any) -> fx.GraphModule:
     """A graph whose second operator waits for its first one."""
     module = make_fx(lambda x, y: (torch.sin(x), function(y)), tracing_mode="fake")(square(), square())
     first, second = (node for node in module.graph.nodes if node.op == "call_function")
-    _torch.order_after(module, {second: first})
+    graphs.order_after(module, {second: first})
     return module
 
 
 def test_what_waits_is_in_the_key() -> None:
     """Control dependencies hold an operator in a graph of its own, and are cached all the same."""
-    with config.patch(_compilers.cacheable({}, "key")):
+    with config.patch(compilers.cacheable({}, "key")):
         assert control_deps.cacheable()
         sigmoid, tanh, again = (key(None, waiting(each)) for each in (torch.sigmoid, torch.tanh, torch.tanh))
     assert tanh == again != sigmoid
@@ -123,8 +124,8 @@ def test_what_waits_is_in_the_key() -> None:
 def test_marks_of_the_users_stay() -> None:
     """Operators that they declare cacheable are so along with ours."""
     mark = {"mine.operator": "1"}
-    (name,) = _compilers.cacheable({}, "key")
-    assert _compilers.cacheable({name: mark}, "key")[name].items() > mark.items()
+    (name,) = compilers.cacheable({}, "key")
+    assert compilers.cacheable({name: mark}, "key")[name].items() > mark.items()
 
 
 def planner_of_a_module(problem: fxremat.Problem) -> fxremat.Solution:
@@ -220,29 +221,29 @@ def test_an_enclosure_opens_when_it_is_unpickled() -> None:
     """The last one that was read counts, and none from before."""
     report = report_of({"compiler": "eager", "budget": "min"})
     texts = [pickle.dumps(Enclosure([replace(report, graph_name=name)], ["why"])) for name in ("a", "b")]
-    enclosed.forget()
-    assert enclosed.opened() is None
+    cache.forget()
+    assert cache.opened() is None
     for text in texts:
         pickle.loads(text)
-    found = enclosed.opened()
+    found = cache.opened()
     assert found is not None
     assert found.reports == (replace(report, graph_name="b"),) and found.warnings == ("why",)
-    enclosed.forget()
-    assert enclosed.opened() is None
+    cache.forget()
+    assert cache.opened() is None
 
 
 def test_a_report_that_is_missing_is_said() -> None:
     """An entry without one is no error."""
     count = len(fxremat.reports())
     with pytest.warns(UserWarning, match="no report of graph"):
-        backend._add_from_cache(None)
+        journal.add_from_cache(None)
     assert len(fxremat.reports()) == count
 
 
 def test_a_fallback_is_said_again() -> None:
     """A cached graph that PyTorch's partitioner split warns as it did when it was compiled."""
     with pytest.warns(UserWarning, match="PyTorch's partitioner: too small"):
-        backend._add_from_cache(Enclosure([], ["too small"]))
+        journal.add_from_cache(Enclosure([], ["too small"]))
 
 
 def test_a_report_from_a_cache_says_so() -> None:
@@ -259,11 +260,12 @@ WORKER = """
 import json, pathlib, sys, warnings
 import torch
 import fxremat
-from fxremat import backend
+from fxremat.driver import pipeline
+from fxremat.driver.partitioner import Partitioner
 
 backend_name, options, sizes, load, save = json.loads(sys.argv[1])
 calls, waits = [], []
-partition, order = backend.Partitioner.__call__, fxremat.pipeline.order_recomputation
+partition, order = Partitioner.__call__, pipeline.order_recomputation
 
 def count_call(self, *args, **kwargs):
     calls.append(self.options.budget)
@@ -272,8 +274,8 @@ def count_call(self, *args, **kwargs):
 def count_waits(graph):
     waits.append(order(graph))
 
-backend.Partitioner.__call__ = count_call
-fxremat.pipeline.order_recomputation = count_waits
+Partitioner.__call__ = count_call
+pipeline.order_recomputation = count_waits
 if load:
     torch.compiler.load_cache_artifacts(pathlib.Path(load).read_bytes())
 torch.manual_seed(0)

@@ -11,9 +11,10 @@ from hypothesis import given
 from torch import Tensor, fx, nn
 
 import fxremat
-from fxremat.canonical import Phase, canonical_copy
 from fxremat.errors import CaptureError
-from fxremat.graph import JointGraph
+from fxremat.graph.canonical import canonical_copy
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.nodes import Phase
 
 aten = torch.ops.aten
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxremat
-from fxremat.canonical import Phase
 from fxremat.errors import CaptureError, GraphError, InvalidOptionError
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.nodes import Phase
 from fxremat.paper.networks import LSTM, LSTMSizes
+from fxremat.predict.models import profile
 
 
 def phase_names(graph: JointGraph, phase: Phase) -> list[str]:

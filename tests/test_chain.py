@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxremat.chain import Step, algorithm_1, beta, forwards, revolve
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
-from fxremat.schedule import expand, validate
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.schedule import validate
+from fxremat.predict.models import profile
+from fxremat.search.chain import Step, algorithm_1, beta, forwards, revolve
 
 
 def plain_chain(layers: int) -> JointGraph:

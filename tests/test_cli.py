@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import fxremat
-from fxremat import cli, demo
+from fxremat.cli import command, demo
+from fxremat.device.rates import CPU
 from fxremat.errors import FxrematError, InfeasibleBudgetError
-from fxremat.rates import CPU
 
 SOURCE = """
 import torch
@@ -87,7 +87,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def run(*arguments: str) -> int:
     """The exit status of a command that generates no code."""
-    return cli.main([*arguments, "--compiler", "eager"])
+    return command.main([*arguments, "--compiler", "eager"])
 
 
 def written(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -100,14 +100,14 @@ def written(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a command the commands are listed."""
-    assert cli.main([]) == 0
+    assert command.main([]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n    {command} " in printed for command in ("demo", "plan", "frontier", "explain"))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """The version is the package's."""
-    assert cli.main(["--version"]) == 0
+    assert command.main(["--version"]) == 0
     assert capsys.readouterr().out == f"fxremat {fxremat.__version__}\n"
 
 
@@ -125,7 +125,7 @@ def test_the_module_is_the_command_line(
 def test_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps and device reach the demo, whose status is the command's."""
     monkeypatch.setattr(demo, "main", lambda steps, device: 7 if (steps, device) == (3, "cpu") else 0)
-    assert cli.main(["demo", "--steps", "3", "--device", "cpu"]) == 7
+    assert command.main(["demo", "--steps", "3", "--device", "cpu"]) == 7
 
 
 def test_plan_prints_a_report_and_compiles_nothing(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,8 +205,8 @@ def test_the_table_is_cut_where_wanted(
 
 def test_a_planner_of_the_users(model: str, tmp_path: Path) -> None:
     """A planner is named like a model."""
-    for command in ("plan", "explain"):
-        fields = written(tmp_path, command, f"{model}:chain", "--planner", f"{model}:keep_everything")
+    for name in ("plan", "explain"):
+        fields = written(tmp_path, name, f"{model}:chain", "--planner", f"{model}:keep_everything")
         assert fields["graphs"][0]["solution"]["planner"] == "keep_everything"
 
 
@@ -239,11 +239,11 @@ def test_a_points_budget_is_the_least_that_it_serves(model: str, tmp_path: Path,
 
     def peak(budget: int) -> int:
         options = ["--budget", str(budget), "--compiler", compiler, "--json", str(path)]
-        assert cli.main(["plan", f"{model}:chain", *options]) == 0
+        assert command.main(["plan", f"{model}:chain", *options]) == 0
         solution = json.loads(path.read_text())["graphs"][0]["solution"]
         return int(solution["peak_bytes"])
 
-    assert cli.main(["frontier", f"{model}:chain", "--compiler", compiler, "--json", str(path)]) == 0
+    assert command.main(["frontier", f"{model}:chain", "--compiler", compiler, "--json", str(path)]) == 0
     points = json.loads(path.read_text())["points"]
     middle = len(points) // 2
     budget = points[middle]["budget_bytes"]
@@ -374,7 +374,7 @@ def test_what_is_raised_by_us_keeps_its_traceback(model: str, monkeypatch: pytes
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr("fxremat.backend.Partitioner.__call__", fail)
+    monkeypatch.setattr("fxremat.driver.partitioner.Partitioner.__call__", fail)
     with pytest.raises(Exception, match="ours") as caught:
         run("explain", f"{model}:chain")
     assert not isinstance(caught.value, FxrematError)
@@ -412,7 +412,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_planned(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder is none, and in a missing one there is none."""
-    monkeypatch.setattr(sys.modules["fxremat.capture"], "capture", None)
+    monkeypatch.setattr(sys.modules["fxremat.driver.capture"], "capture", None)
     for path in (tmp_path, tmp_path / "no-such-folder" / "out.json"):
         assert run("plan", f"{model}:chain", "--json", str(path)) == 2
         assert f"option 'json': {str(path)!r} can't be written" in capsys.readouterr().err
@@ -429,7 +429,7 @@ def test_without_a_compiler_the_way_out_is_told(
 ) -> None:
     """Before anything is compiled, the compiler that was looked for is named."""
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert cli.main(["explain", f"{model}:chain"]) == 2
+    assert command.main(["explain", f"{model}:chain"]) == 2
     assert "'no-such-compiler' was not found. Try --compiler eager." in capsys.readouterr().err
 
 
@@ -447,7 +447,7 @@ def test_errors_of_others_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(demo, "main", fail)
     with pytest.raises(OSError, match="disk on fire"):
-        cli.main(["demo"])
+        command.main(["demo"])
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_errors_of_others_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_a_budget_is_read_as_in_python(text: str | None, budget: object) -> None:
     """Digits are bytes, a point makes a fraction, the rest is for the options to judge."""
-    read = cli._budget(text)
+    read = command._budget(text)
     assert (type(read), read) == (type(budget), budget)
 
 
@@ -478,11 +478,11 @@ def test_calibrate_prints_the_rates_and_where_they_are(
 ) -> None:
     """Measured the first time, kept for the second, and measured anew if asked to."""
     measured = [replace(CPU, launch_seconds=1e-6 * number) for number in (7, 8)]
-    monkeypatch.setattr("fxremat.rates._measured", lambda device: measured.pop(0))
+    monkeypatch.setattr("fxremat.device.rates._measured", lambda device: measured.pop(0))
     monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path))
     printed = []
     for arguments in ([], [], ["--again"]):
-        assert cli.main(["calibrate", *arguments]) == 0
+        assert command.main(["calibrate", *arguments]) == 0
         printed.append(capsys.readouterr().out)
     assert "launch                      7 us\n" in printed[0]
     assert "copies                      16.6 GB/s\n" in printed[0]
@@ -491,9 +491,9 @@ def test_calibrate_prints_the_rates_and_where_they_are(
     assert "launch                      8 us\n" in printed[2]
 
 
-@pytest.mark.parametrize("command", ["calibrate", "plan", "explain"])
+@pytest.mark.parametrize("name", ["calibrate", "plan", "explain"])
 def test_pinned_rates_that_are_none_are_told(
-    command: str,
+    name: str,
     model: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -502,8 +502,8 @@ def test_pinned_rates_that_are_none_are_told(
     """One message says which file, what is wrong, and what to write."""
     monkeypatch.setenv("FXREMAT_CACHE_DIR", str(tmp_path))
     (tmp_path / "pinned.json").write_text('{"gpu": {}}')
-    arguments = [] if command == "calibrate" else [f"{model}:chain", "--compiler", "eager"]
-    assert cli.main([command, *arguments]) == 2
+    arguments = [] if name == "calibrate" else [f"{model}:chain", "--compiler", "eager"]
+    assert command.main([name, *arguments]) == 2
     told = capsys.readouterr().err
     problem = "torch knows no kind of device 'gpu'. Expected is JSON: finite positive numbers"
     assert told.startswith(f"fxremat: pinned rates, {tmp_path / 'pinned.json'}: {problem}")

@@ -26,9 +26,11 @@ from training import (
 )
 
 import fxremat
-from fxremat import InfeasibleBudgetError, JointGraph, calibrate, ops
-from fxremat.options import Options
-from fxremat.partition import partition
+from fxremat import InfeasibleBudgetError, JointGraph
+from fxremat.device import calibrate
+from fxremat.driver.options import Options
+from fxremat.emit.partition import partition
+from fxremat.graph import ops
 
 RUNS: Counter[str] = Counter()  # how often the custom operators below ran on real tensors
 OPTIONS = {"planner": everything(1), "compiler": "eager"}

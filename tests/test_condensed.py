@@ -18,18 +18,18 @@ from optima import advancing
 from torch import nn
 
 import fxremat
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
-from fxremat.ops import Kind
-from fxremat.pipeline import make_problem
-from fxremat.planners import auto
-from fxremat.planners.base import Problem
-from fxremat.planners.condensed import Condensed, condense
-from fxremat.planners.evict import MAX_RUNS, _Run, evict
-from fxremat.planners.order import memory_order
-from fxremat.planners.replay import followed, without_unread
-from fxremat.planners.retain import Runs, peak_bytes, retain
-from fxremat.schedule import prune, validate
+from fxremat.driver.pipeline import make_problem
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Kind
+from fxremat.graph.schedule import prune, validate
+from fxremat.predict.models import profile
+from fxremat.predict.problem import Problem
+from fxremat.search import row
+from fxremat.search.condensed import Condensed, condense
+from fxremat.search.evict import MAX_RUNS, _Run, evict
+from fxremat.search.order import memory_order
+from fxremat.search.replay import followed, without_unread
+from fxremat.search.retain import Runs, peak_bytes, retain
 
 MIB = 1 << 20
 
@@ -312,17 +312,17 @@ def test_the_search_goes_below_one_recomputation_of_each_value(name: str) -> Non
 def test_little_time_is_not_spent_on_budgets_below_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few tries ``evict`` is asked for less than the known plans take in each order once, and fails."""
     _, condensed = condensed_of(advancing(40))
-    search = auto._Search(condensed, 10)
+    search = row.Search(condensed, 10)
     asked = []
 
     def count(*arguments: Any) -> tuple[int, ...] | None:
         asked.append(arguments[2])
         return evict(*arguments)
 
-    monkeypatch.setattr(auto, "evict", count)
+    monkeypatch.setattr(row, "evict", count)
     least = min(plan.peak_bytes for plan in search.known)
     assert search._least_budget() == least
-    assert asked == [int(least / auto.PRECISION)] * len(search.orders)
+    assert asked == [int(least / row.PRECISION)] * len(search.orders)
 
 
 @pytest.mark.parametrize("name", ["transformer", "resnet"])

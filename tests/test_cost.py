@@ -16,17 +16,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxremat
-from fxremat import calibrate, ledger, rates
-from fxremat.calibrate import fingerprint
-from fxremat.cost import Costs, costs, roofline, seconds
+from fxremat.device import calibrate, ledger, rates
+from fxremat.device.calibrate import fingerprint
+from fxremat.device.rates import CPU, PINNED, Rates
+from fxremat.driver.options import Options
+from fxremat.driver.pipeline import planned
 from fxremat.errors import InvalidOptionError
-from fxremat.fusion import Lowering, lower
-from fxremat.graph import JointGraph
-from fxremat.options import Options
-from fxremat.pipeline import planned
-from fxremat.planners import Problem, Solution
-from fxremat.rates import CPU, PINNED, Rates
-from fxremat.schedule import Schedule, bind, identity
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule, bind, identity
+from fxremat.memory.lowering import Lowering
+from fxremat.predict.cost import Costs, costs, roofline, seconds
+from fxremat.predict.models import lower
+from fxremat.predict.problem import Problem, Solution
 
 aten = torch.ops.aten
 
@@ -251,7 +252,7 @@ def test_what_cannot_be_timed_takes_what_the_roofline_says(
 def test_the_report_says_how_much_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a profiler nothing is timed: all of it is the roofline's."""
     graph = product_and_tanh(device="cpu")
-    monkeypatch.setattr("fxremat._profilers.is_profiling", lambda: True)
+    monkeypatch.setattr("fxremat._torch.profilers.is_profiling", lambda: True)
     notes = planned(graph, Options(cost="measured", compiler="eager")).notes
     assert notes == ("2 of 3 nodes could not be timed alone; their seconds are the roofline's",)
     assert planned(graph, Options(compiler="eager")).notes == ()
@@ -344,7 +345,7 @@ def test_the_fingerprint_follows_the_calibration(calibration: Path, monkeypatch:
     )
     assert fingerprint("roofline") != first["roofline"]
     slower, given = fingerprint("roofline"), fingerprint({"a": 1.0})
-    monkeypatch.setattr("fxremat._profilers.is_profiling", lambda: True)
+    monkeypatch.setattr("fxremat._torch.profilers.is_profiling", lambda: True)
     assert fingerprint("roofline") != slower
     assert fingerprint({"a": 1.0}) == given
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import fxremat
+from fxremat.driver.pipeline import make_problem
 from fxremat.measure import measure_peak
-from fxremat.memory import profile
-from fxremat.pipeline import make_problem
 from fxremat.planners import recursive, revolve, sublinear
-from fxremat.planners.cuts import forward_lives, narrow_places
+from fxremat.predict.models import profile
+from fxremat.search.cuts import forward_lives, narrow_places
 
 WIDTH, BATCH = 16, 4096
 OUTPUT_BYTES = WIDTH * BATCH * 4

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from fxremat import demo
-from fxremat.demo import DemoRow, Sizes, format_demo, missing_compiler, run_demo
+from fxremat._torch.compilers import missing_compiler
+from fxremat.cli import demo
+from fxremat.cli.demo import DemoRow, Sizes, format_demo, run_demo
 from fxremat.errors import InvalidOptionError
 
 TINY = Sizes(blocks=2, width=32, heads=2, time=32, batch=4)

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fxremat
+from fxremat.driver.pipeline import make_problem
 from fxremat.errors import InvalidOptionError
-from fxremat.graph import JointGraph
-from fxremat.pipeline import make_problem
-from fxremat.planners import PLANNERS, Solution, exact, moves
-from fxremat.schedule import validate
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import validate
+from fxremat.planners import PLANNERS
+from fxremat.predict.problem import Solution
+from fxremat.proof import moves, search
 
 
 def assert_unbeaten(front: tuple[Solution, ...], others: list[Solution]) -> None:
@@ -114,7 +116,7 @@ def test_no_schedule_beats_it(drawn: object, seed: int) -> None:
     draw = random.Random(seed)
     seconds = {node.name: float(draw.randint(0, 5)) for node in graph.nodes if node.leader is None}
     planning = problem(graph, cost=seconds)
-    front = exact.plan(planning)
+    front = search.plan(planning)
     others = [each for name, plan in PLANNERS.items() if name != "exact" for each in plan(planning)]
     assert_unbeaten(front, [*others, planning.evaluate(schedule, "random")])
     for solution in front:
@@ -164,7 +166,7 @@ def test_no_schedule_at_all_beats_it(drawn: object, seed: int) -> None:
                 continue
             valid.append(planning.evaluate(order, "all"))
     assert valid
-    assert_unbeaten(exact.plan(planning), valid)
+    assert_unbeaten(search.plan(planning), valid)
 
 
 NETWORKS = {
@@ -184,7 +186,7 @@ def test_no_planner_beats_it_on_traced_graphs(name: str) -> None:
     torch.manual_seed(0)
     graph = traced(Network(NETWORKS[name]))
     planning = problem(graph)
-    front = exact.plan(planning)
+    front = search.plan(planning)
     others = [each for other, plan in PLANNERS.items() if other != "exact" for each in plan(planning)]
     others += [planning.evaluate(random_schedule(graph, seed), "random") for seed in range(20)]
     assert_unbeaten(front, others)
@@ -199,7 +201,7 @@ def test_no_planner_beats_it_on_random_models(network: Network) -> None:
     """Small models of any operators."""
     planning = problem(traced(network))
     others = [each for other, plan in PLANNERS.items() if other != "exact" for each in plan(planning)]
-    assert_unbeaten(exact.plan(planning), others)
+    assert_unbeaten(search.plan(planning), others)
 
 
 def test_siblings_are_made_again_together() -> None:
@@ -230,7 +232,7 @@ class Ordered(nn.Module):
 def test_orders_are_obeyed() -> None:
     """At every point of the frontier, and no other planner finds better that obeys."""
     planning = problem(fxremat.capture(Ordered(), torch.randn(4, 8, requires_grad=True)))
-    front = exact.plan(planning)
+    front = search.plan(planning)
     for solution in front:
         planning.check(solution)
         counts = solution.mirror_counts
@@ -248,7 +250,7 @@ def test_an_ordered_output_has_two_instances() -> None:
                 return torch.tanh(x)
 
     planning = problem(fxremat.capture(Returned(), torch.randn(4, 8, requires_grad=True)))
-    (solution, *_) = exact.plan(planning)
+    (solution, *_) = search.plan(planning)
     assert planning.check(solution).mirror_counts["tanh"] == 1
     assert solution.peak_bytes == planning.mirror({"tanh": 1}, "mine").peak_bytes
 
@@ -266,7 +268,7 @@ def test_other_orders_on_a_view_than_on_its_value_are_refused() -> None:
 
     planning = problem(fxremat.capture(Torn(), torch.randn(4, 8, requires_grad=True)))
     with pytest.raises(InvalidOptionError, match="ordered"):
-        exact.plan(planning)
+        search.plan(planning)
 
 
 # --- Known truths ---------------------------------------------------------------------------------------
@@ -334,25 +336,25 @@ def test_other_memory_models_are_refused(fusion: str) -> None:
     """The error says what to do."""
     graph = traced(Network([("tanh", -1, -1)]))
     with pytest.raises(InvalidOptionError, match="inplace=False"):
-        exact.plan(make_problem(graph, fusion=fusion))
+        search.plan(make_problem(graph, fusion=fusion))
 
 
 def test_large_graphs_are_refused() -> None:
     """At once where there are too many operators, and when the states run out."""
     with pytest.raises(InvalidOptionError, match="operators"):
-        exact.plan(problem(chain(exact.MAX_OPERATORS)))
+        search.plan(problem(chain(search.MAX_OPERATORS)))
 
 
 def test_a_search_that_runs_out_of_states_is_given_up() -> None:
     """Nothing is returned that is not proved."""
     with pytest.raises(InvalidOptionError, match="gave up after 50 states"):
-        exact.plan(problem(chain(8)), max_states=50)
+        search.plan(problem(chain(8)), max_states=50)
 
 
 def test_seconds_are_added_exactly() -> None:
     """Sums of tenths that floats round differently are equal: the frontier has no point for a rounding."""
     graph = chain(6, seconds={f"{part}{i}": 0.1 * i for part in "fg" for i in range(1, 7)})
-    front = exact.plan(problem(graph))
+    front = search.plan(problem(graph))
     for before, after in itertools.pairwise(front):
         assert before.peak_bytes > after.peak_bytes
         assert after.seconds > before.seconds + 0.05

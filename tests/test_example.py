@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from fxremat.cli.example import Example, example_of, load
 from fxremat.errors import InvalidOptionError
-from fxremat.example import Example, example_of, load
 
 SOURCE = """
 import torch

@@ -13,16 +13,18 @@ import torch
 from torch import nn
 
 import fxremat
-from fxremat import _compilers
+from fxremat._torch import compilers
 from fxremat.errors import InvalidOptionError
-from fxremat.fusion import Lowering, lower
-from fxremat.graph import JointGraph
-from fxremat.inlining import Inlining
-from fxremat.kernels import Kernel, in_order, join_calls, leads_to, segments, spread, waiting
-from fxremat.layout import channels_last, input_copies
-from fxremat.ops import Reduction
-from fxremat.schedule import bind
-from fxremat.windows import inlined_offsets
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Reduction
+from fxremat.graph.schedule import bind
+from fxremat.inductor.inlining import Inlining
+from fxremat.inductor.kernels import Kernel, in_order, join_calls, leads_to, spread
+from fxremat.inductor.layout import channels_last, input_copies
+from fxremat.inductor.pooling import inlined_offsets
+from fxremat.inductor.segments import segments, waiting
+from fxremat.memory.lowering import Lowering
+from fxremat.predict.models import lower
 
 
 class Function(nn.Module):
@@ -155,9 +157,9 @@ def test_kernels_are_put_where_their_first_buffer_stands() -> None:
         return SimpleNamespace(min_order=order, get_buffer_names=lambda: [name], unmet_dependencies=found)
 
     inductors = [node("e", 4), node("a", 0, "e"), node("b", 1), node("c", 2, "b")]
-    ordered = _compilers._InOrder()(inductors)
+    ordered = compilers._InOrder()(inductors)
     assert [each.get_buffer_names()[0] for each in ordered] == ["b", "c", "e", "a"]
-    assert _compilers._InOrder()(inductors[::-1]) == inductors[::-1]  # no order to begin with
+    assert compilers._InOrder()(inductors[::-1]) == inductors[::-1]  # no order to begin with
 
 
 def test_loops_of_a_call_run_together() -> None:

@@ -31,12 +31,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fxremat
-from fxremat import ops
-from fxremat.canonical import Phase
 from fxremat.errors import CaptureError, GraphError, InvalidOptionError
-from fxremat.generators import STATE, random_state
-from fxremat.graph import JointGraph
-from fxremat.schedule import bind, expand
+from fxremat.graph import ops
+from fxremat.graph.generators import STATE, random_state
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.nodes import Phase
+from fxremat.graph.schedule import bind
 
 aten = torch.ops.aten
 

@@ -31,14 +31,13 @@ from torch import Tensor, nn
 from training import assert_trains_alike, compiled, everything, program, square
 
 import fxremat
+from fxremat.driver.options import Options
 from fxremat.errors import InvalidOptionError
-from fxremat.fusion import lower
-from fxremat.graph import JointGraph
-from fxremat.inplace import overwrites
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import bind
 from fxremat.measure import measure_peak
-from fxremat.memory import profile
-from fxremat.options import Options
-from fxremat.schedule import bind
+from fxremat.memory.inplace import overwrites
+from fxremat.predict.models import lower, profile
 
 aten = torch.ops.aten
 SHAPE = (4, 4)

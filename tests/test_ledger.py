@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fxremat import ledger
-from fxremat.ledger import Ledger, positive
+from fxremat.device import ledger
+from fxremat.device.ledger import Ledger, positive
 
 FACTS = {"kind": "test", "threads": 2}
 USERS = (65533, 65534)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from graphs import problem
 
-from fxremat.graph import JointGraph
-from fxremat.planners import retain
-from fxremat.planners.condensed import Condensed, condense
-from fxremat.planners.lives import live_bytes, lives
-from fxremat.planners.replay import peak_bytes, without_unread
+from fxremat.graph.joint import JointGraph
+from fxremat.search import retain
+from fxremat.search.condensed import Condensed, condense
+from fxremat.search.lives import live_bytes, lives
+from fxremat.search.replay import peak_bytes, without_unread
 
 A, B, DB, DA = range(4)
 

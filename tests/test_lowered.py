@@ -19,13 +19,13 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
 
 import fxremat
-from fxremat import backend, pipeline
-from fxremat._compilers import GeneratedCode
-from fxremat.fusion import lower
-from fxremat.lowered import Handed, Lowered, handed, read
+from fxremat._torch.compilers import GeneratedCode
+from fxremat.driver import backend, pipeline
+from fxremat.driver.pipeline import planned
+from fxremat.graph.schedule import bind
+from fxremat.inductor.lowered import Handed, Lowered, handed, read
 from fxremat.measure import measure_peak
-from fxremat.pipeline import planned
-from fxremat.schedule import bind
+from fxremat.predict.models import lower
 
 # How far a predicted peak may be off where that is more than 3 %: without a budget dead buffers are held.
 OFF = {"unet": 0.035}

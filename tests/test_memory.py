@@ -26,15 +26,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxremat
-from fxremat import _compilers
-from fxremat.calibrate import scratch_bytes
-from fxremat.canonical import Phase
+from fxremat._torch import compilers
+from fxremat.device.calibrate import scratch_bytes
 from fxremat.errors import ScheduleError
-from fxremat.fusion import Lowering
-from fxremat.graph import JointGraph
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.nodes import Phase
+from fxremat.graph.schedule import Schedule, bind, identity
 from fxremat.measure import measure_peak
-from fxremat.memory import Interval, measure, profile
-from fxremat.schedule import Schedule, bind, identity
+from fxremat.memory.liveness import Interval, measure
+from fxremat.memory.lowering import Lowering
+from fxremat.predict.models import profile
 
 
 def live(graph: JointGraph, schedule: str) -> list[int]:
@@ -382,8 +383,8 @@ def measured_peak(graph: JointGraph, fusion: str) -> int:
     count = len(graph.forward_outputs)
     names = output_names(forward)[count:]
     run_forward, run_backward = (
-        _compilers.boxed_nop(forward, primals),
-        _compilers.boxed_nop(backward, primals),
+        compilers.boxed_nop(forward, primals),
+        compilers.boxed_nop(backward, primals),
     )
 
     def step() -> object:

@@ -17,15 +17,16 @@ from scipy.sparse import csr_array, hstack, vstack
 from torch import nn
 
 import fxremat
-from fxremat import cli
-from fxremat.chain import forwards
+from fxremat.cli import command
+from fxremat.driver.pipeline import make_problem
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError
-from fxremat.graph import JointGraph
-from fxremat.pipeline import make_problem
-from fxremat.planners import auto, exact, milp
-from fxremat.planners.base import Problem
-from fxremat.planners.condensed import Condensed, condense
-from fxremat.planners.stages import Programme, programme
+from fxremat.graph.joint import JointGraph
+from fxremat.planners import auto, exact
+from fxremat.predict.problem import Problem, pareto
+from fxremat.proof import milp, search
+from fxremat.proof.programme import Programme, programme
+from fxremat.search.chain import forwards
+from fxremat.search.condensed import Condensed, condense
 
 SECONDS = 30.0  # far more than any programme here needs that is to be solved
 
@@ -190,7 +191,7 @@ def test_the_free_order_is_never_worse(kind: str) -> None:
     equal = budgets = 0
     for seed in range(4):
         planning = problem(DRAWN[kind](seed))
-        for solution in exact.plan(planning):
+        for solution in search.plan(planning):
             found = solved(planning, solution.peak_bytes)
             assert found >= solution.seconds
             budgets += 1
@@ -201,7 +202,7 @@ def test_the_free_order_is_never_worse(kind: str) -> None:
 def test_chains_are_planned_as_by_the_search() -> None:
     """A chain leaves no choice of order: every point of the frontier is the same."""
     planning = problem(chain(8))
-    for solution in exact.plan(planning):
+    for solution in search.plan(planning):
         assert solved(planning, solution.peak_bytes) == solution.seconds
 
 
@@ -258,8 +259,8 @@ def test_a_budget_below_all_plans_is_refused() -> None:
 
 def test_too_large_a_graph_is_refused() -> None:
     """With the advice to take auto."""
-    with pytest.raises(InvalidOptionError, match=rf"{milp.MAX_OPERATORS} are the most. Take 'auto'"):
-        fxremat.plan(chain(milp.MAX_OPERATORS), planner="exact", fusion="none")
+    with pytest.raises(InvalidOptionError, match=rf"{exact.MAX_OPERATORS} are the most. Take 'auto'"):
+        fxremat.plan(chain(exact.MAX_OPERATORS), planner="exact", fusion="none")
 
 
 def test_the_frontier_has_points_that_are_no_worse_than_autos() -> None:
@@ -269,7 +270,7 @@ def test_the_frontier_has_points_that_are_no_worse_than_autos() -> None:
         (each.peak_bytes, each.seconds)
         for each in fxremat.frontier(graph, "exact", fusion="none", time_limit_seconds=SECONDS)
     ]
-    others = auto.pareto(auto.plan(problem(graph)))
+    others = pareto(auto.plan(problem(graph)))
     assert front[-1][0] <= others[-1].peak_bytes
     assert all(within(front, each.peak_bytes) <= each.seconds for each in others)
 
@@ -295,7 +296,7 @@ def test_orders_are_obeyed() -> None:
     """By a plan of the programme."""
     graph = fxremat.capture(Ordered(), torch.randn(4, 8, requires_grad=True))
     planning = make_problem(graph, fusion="none")
-    assert len(condensed(planning).operators) > milp.MAX_SEARCHED
+    assert len(condensed(planning).operators) > exact.MAX_SEARCHED
     solution = fxremat.plan(graph, "min", "exact", fusion="none", time_limit_seconds=SECONDS)
     planning.check(solution)
     counts = solution.mirror_counts
@@ -321,5 +322,5 @@ def test_plan_prints_what_is_proved(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "net.py"
     path.write_text(SOURCE)
     options = ["--planner", "exact", "--compiler", "eager", "--no-inplace", "--budget", "0.7"]
-    assert cli.main(["plan", f"{path}:build", *options]) == 0
+    assert command.main(["plan", f"{path}:build", *options]) == 0
     assert re.search(r"^note +optimal for this order", capsys.readouterr().out, re.MULTILINE)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxremat
-from fxremat import _torch
-from fxremat.mincut import minimum_cut
+from fxremat._torch import graphs
+from fxremat._torch.mincut import minimum_cut
 
 CAPACITIES = st.sampled_from([0, 1, 2, 3, 5, 8.0, 2**40, math.inf])
 
@@ -57,13 +57,13 @@ def test_pytorch_saves_the_same_values(name: str, monkeypatch: pytest.MonkeyPatc
     """With our cut and with the one that this version of PyTorch takes."""
     module, inputs = models.fresh(models.case(name))
     graph = fxremat.capture(module, *inputs, compiler="inductor")
-    found = _torch.min_cut_saved(graph.module, len(graph.forward_outputs), ())
+    found = graphs.min_cut_saved(graph.module, len(graph.forward_outputs), ())
     asked = networkx.minimum_cut
-    if hasattr(_torch.partitioners, "minimum_cut"):
-        monkeypatch.setattr(_torch.partitioners, "minimum_cut", minimum_cut)
+    if hasattr(graphs.partitioners, "minimum_cut"):
+        monkeypatch.setattr(graphs.partitioners, "minimum_cut", minimum_cut)
     else:
-        monkeypatch.setattr(_torch, "minimum_cut", asked)
-    assert _torch.min_cut_saved(graph.module, len(graph.forward_outputs), ()) == found
+        monkeypatch.setattr(graphs, "minimum_cut", asked)
+    assert graphs.min_cut_saved(graph.module, len(graph.forward_outputs), ()) == found
     assert networkx.minimum_cut is asked
 
 
@@ -82,7 +82,7 @@ def test_networkx_is_left_as_it_was_when_the_partitioner_fails(monkeypatch: pyte
         raise RuntimeError
 
     graph = fxremat.capture(torch.nn.Linear(2, 2), torch.randn(3, 2), loss=torch.sum)
-    monkeypatch.setattr(_torch.partitioners, "choose_saved_values_set", fail)
+    monkeypatch.setattr(graphs.partitioners, "choose_saved_values_set", fail)
     with pytest.raises(RuntimeError):
-        _torch.min_cut_saved(graph.module, 1, ())
+        graphs.min_cut_saved(graph.module, 1, ())
     assert networkx.minimum_cut is asked

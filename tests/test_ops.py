@@ -14,10 +14,10 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxremat import ops
-from fxremat.arithmetic import flops
-from fxremat.ops import Kind, Loop, Reduction
-from fxremat.replays import replay
+from fxremat.device.arithmetic import flops
+from fxremat.graph import loops, ops
+from fxremat.graph.loops import Kind, Loop, Reduction
+from fxremat.graph.replays import replay
 
 aten = torch.ops.aten
 
@@ -68,8 +68,8 @@ def test_views(target: Any, args: tuple[Any, ...]) -> None:
     """A view's operand is the one whose storage it shares; it runs no kernel and moves nothing."""
     view = node(target, *args)
     assert ops.viewed_operand(view) is view.all_input_nodes[0]
-    assert ops.kind(view) is Kind.VIEW
-    assert ops.moved_bytes(view) == 0
+    assert loops.kind(view) is Kind.VIEW
+    assert loops.moved_bytes(view) == 0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_getitem_is_no_view_by_itself() -> None:
     assert ops.is_getitem(values)
     assert not ops.is_getitem(sort)
     assert ops.viewed_operand(values) is None
-    assert ops.kind(values) is Kind.VIEW
+    assert loops.kind(values) is Kind.VIEW
 
 
 # --- Kinds ----------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
     if args is None:
         image, weight = torch.empty(1, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
         args = (image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    assert ops.kind(node(target, *args)) is expected
+    assert loops.kind(node(target, *args)) is expected
 
 
 @pytest.mark.parametrize(
@@ -140,16 +140,16 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
 )
 def test_loops(target: Any, args: tuple[Any, ...], expected: Loop) -> None:
     """A loop runs over what it writes, a reduction over what it reads."""
-    assert ops.loop(node(target, *args)) == expected
+    assert loops.loop(node(target, *args)) == expected
 
 
 def test_images_lie_channels_first_or_last() -> None:
     """What a convolution would have to copy: four dimensions, unless the order makes no difference."""
     image = torch.empty(2, 3, 4, 5)
-    assert ops.is_channels_first(image)
-    assert not ops.is_channels_first(image.to(memory_format=torch.channels_last))
-    assert not ops.is_channels_first(torch.empty(2, 3, 1, 1))
-    assert not ops.is_channels_first(torch.empty(2, 3))
+    assert loops.is_channels_first(image)
+    assert not loops.is_channels_first(image.to(memory_format=torch.channels_last))
+    assert not loops.is_channels_first(torch.empty(2, 3, 1, 1))
+    assert not loops.is_channels_first(torch.empty(2, 3))
 
 
 def test_titles() -> None:
@@ -312,10 +312,10 @@ def test_bytes_of_values() -> None:
     """Those of all outputs; moved are operands and results, each operand once."""
     sort = node(aten.sort.default, X)
     assert ops.value_bytes(sort) == 96 + 192
-    assert ops.moved_bytes(sort) == 96 + 96 + 192
+    assert loops.moved_bytes(sort) == 96 + 96 + 192
     sketch = Sketch()
     x = sketch.input("primals_1", 4, 6)
-    assert ops.moved_bytes(sketch.call("square", aten.mul.Tensor, x, x)) == 192
+    assert loops.moved_bytes(sketch.call("square", aten.mul.Tensor, x, x)) == 192
 
 
 def test_tensors_of_a_value() -> None:

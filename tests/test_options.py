@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fxremat.driver.options import Options, check_budget, resolve_budget
 from fxremat.errors import InvalidOptionError
-from fxremat.options import Options, check_budget, resolve_budget
 from fxremat.planners import PLANNERS
 
 GIB = 2**30

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxremat.packing import Array, Blocks, apart, best, in_time, pool
+from fxremat.arena.packing import Array, Blocks, apart, best, in_time, pool
 
 PACKINGS = (apart, pool, in_time, best)
 SHARING = (pool, in_time, best)

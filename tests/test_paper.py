@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fxremat
-from fxremat import cli
-from fxremat.drawing import check_plot
+from fxremat.cli.command import main
 from fxremat.errors import InvalidOptionError
 from fxremat.paper import command, figures, strategies
 from fxremat.paper.figures import Figure, Point, Sweep, default_sweep, make_figure, slope, stages
@@ -23,6 +22,7 @@ from fxremat.paper.plots import plot_figure
 from fxremat.paper.speed import Timing
 from fxremat.paper.strategies import Planned
 from fxremat.paper.tables import format_figure
+from fxremat.plots.canvas import check_plot
 
 RESNET = ResNetSizes(width=4, batch=2, pixels=32, classes=10)
 LSTM_SIZES = LSTMSizes(layers=2, hidden=8, batch=3, inputs=5, classes=7)
@@ -292,7 +292,7 @@ def test_plots_are_written(number: int, tmp_path: Path) -> None:
 
 def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, the error says what to install."""
-    monkeypatch.setattr("fxremat.drawing.find_spec", lambda name: None)
+    monkeypatch.setattr("fxremat.plots.canvas.find_spec", lambda name: None)
     with pytest.raises(InvalidOptionError, match=r"pip install 'fxremat\[plot\]'"):
         check_plot(tmp_path / "figure.png")
 
@@ -316,7 +316,7 @@ def test_command_prints_and_writes(
     monkeypatch.setattr(
         command, "default_sweep", lambda *args, **kwargs: Sweep({"lstm": (2, 3)}, {}, lstm=LSTM_SIZES)
     )
-    assert cli.main(["paper", "--figure", "6", "--quick", "--json", str(path)]) == 0
+    assert main(["paper", "--figure", "6", "--quick", "--json", str(path)]) == 0
     figure = Figure.from_json(path.read_text("utf-8"))
     assert capsys.readouterr().out.strip() == format_figure(figure)
     fields = json.loads(path.read_text("utf-8"))
@@ -330,7 +330,7 @@ def test_command_fails_before_it_works(
 ) -> None:
     """A file that can't be written is one message and status 2, at once."""
     monkeypatch.setattr(command, "make_figure", lambda *args: pytest.fail("it was planned"))
-    assert cli.main(["paper", "--figure", "5", *option]) == 2
+    assert main(["paper", "--figure", "5", *option]) == 2
     assert capsys.readouterr().err.startswith(f"fxremat: option '{option[0][2:]}'")
 
 
@@ -338,4 +338,4 @@ def test_command_fails_before_it_works(
 def test_command_refuses_other_options(arguments: list[str]) -> None:
     """There are three figures, and one size at a time."""
     with pytest.raises(SystemExit):
-        cli.main(["paper", *arguments])
+        main(["paper", *arguments])

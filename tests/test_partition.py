@@ -27,12 +27,14 @@ from models import case, fresh
 from torch import Tensor, fx, nn
 
 import fxremat
+from fxremat.emit.partition import partition, saved_values
+from fxremat.emit.rewrite import rewrite
 from fxremat.errors import GraphError
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
-from fxremat.partition import may_fuse, order_recomputation, partition, saved_values
-from fxremat.rewrite import rewrite
-from fxremat.schedule import Schedule, expand
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.schedule import Schedule
+from fxremat.inductor.order import may_fuse, order_recomputation
+from fxremat.predict.models import profile
 
 
 def saved_names(graph: JointGraph) -> list[str]:

@@ -13,16 +13,15 @@ import pytest
 from optima import REVOLVE, advancing, mixed, taped
 
 import fxremat
-from fxremat import chain
-from fxremat.cost import costs
-from fxremat.graph import JointGraph
-from fxremat.planners import persistent
-from fxremat.planners.blocks import Blocks, cuts, divide, narrowest
-from fxremat.planners.condensed import Condensed, condense
-from fxremat.planners.persistent import plans
-from fxremat.planners.replay import peak_bytes
-from fxremat.planners.table import Plan, Table
-from fxremat.schedule import validate
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import validate
+from fxremat.predict.cost import costs
+from fxremat.search import chain, tables
+from fxremat.search.blocks import Blocks, cuts, divide, narrowest
+from fxremat.search.condensed import Condensed, condense
+from fxremat.search.replay import peak_bytes
+from fxremat.search.table import Plan, Table
+from fxremat.search.tables import plans
 
 
 def condensed(graph: JointGraph) -> Condensed:
@@ -64,8 +63,8 @@ def test_the_graph_is_divided_once_for_each_set_of_cuts(monkeypatch: pytest.Monk
         asked.append(tuple(firsts))
         return divide(graph, firsts)
 
-    monkeypatch.setattr(persistent, "divide", count)
-    assert len(persistent.solve(condensed(advancing(1000)))) > 2
+    monkeypatch.setattr(tables, "divide", count)
+    assert len(tables.solve(condensed(advancing(1000)))) > 2
     assert len(asked) == len(set(asked)) > 2
 
 

@@ -27,14 +27,15 @@ from hypothesis import strategies as st
 from torch import fx
 
 import fxremat
-from fxremat import _torch
+from fxremat._torch import graphs
+from fxremat.driver.options import Options
+from fxremat.driver.pipeline import SECONDS_WITHOUT_BUDGET, choose, make_problem, rewritten, solve, split
 from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionError, ScheduleError
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
-from fxremat.options import Options
-from fxremat.pipeline import SECONDS_WITHOUT_BUDGET, choose, make_problem, margin, rewritten, solve, split
-from fxremat.planners import PLANNERS, Problem, Solution
-from fxremat.schedule import Schedule
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule
+from fxremat.planners import PLANNERS
+from fxremat.predict.models import profile
+from fxremat.predict.problem import Problem, Solution, margin
 
 DEEP = Network(8 * [("tanh", -1, -1), ("softmax", -1, -1)])
 
@@ -137,7 +138,7 @@ def test_the_min_cut_is_computed_on_demand(monkeypatch: pytest.MonkeyPatch) -> N
     """Making a problem does not ask PyTorch; a planner that wants to know does."""
     asked: list[int] = []
     monkeypatch.setattr(
-        _torch, "min_cut_saved", lambda module, count, static: asked.append(count) or ["tanh"]
+        graphs, "min_cut_saved", lambda module, count, static: asked.append(count) or ["tanh"]
     )
     planning = problem(traced(Network([("tanh", -1, -1)])))
     assert asked == []

@@ -19,19 +19,19 @@ from hypothesis import given, settings
 from models import NAMES, case, fresh
 
 import fxremat
-from fxremat import ops
-from fxremat.arithmetic import flops
+from fxremat.device.arithmetic import flops
+from fxremat.driver.pipeline import make_problem
+from fxremat.emit.partition import saved_values
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
-from fxremat.partition import saved_values
-from fxremat.pipeline import make_problem
-from fxremat.planners import PLANNERS, Problem, Solution, revolve
-from fxremat.planners.auto import pareto
-from fxremat.planners.cuts import candidates, crossing, forward_lives, mirror_everything_but
+from fxremat.graph import ops
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule, identity, validate
+from fxremat.planners import PLANNERS, revolve
 from fxremat.planners.recursive import mirror_counts, split, with_cuts
 from fxremat.planners.sublinear import algorithm_3, budgets
-from fxremat.schedule import Schedule, identity, validate
+from fxremat.predict.models import profile
+from fxremat.predict.problem import Problem, Solution, pareto
+from fxremat.search.cuts import candidates, crossing, forward_lives, mirror_everything_but
 
 OF_ANY_SIZE = [name for name in PLANNERS if name != "exact"]  # that one proves plans of small graphs
 

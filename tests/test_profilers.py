@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 import fxremat
-from fxremat import calibrate
+from fxremat.device import calibrate
 from fxremat.errors import FxrematError
 from fxremat.measure import held_bytes, measure_peak
 

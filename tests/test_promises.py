@@ -30,16 +30,17 @@ from optima import (
 )
 
 import fxremat
-from fxremat.cost import costs
+from fxremat.driver.pipeline import choose, make_problem, solve
 from fxremat.errors import InfeasibleBudgetError
-from fxremat.graph import JointGraph
+from fxremat.graph.joint import JointGraph
 from fxremat.measure import measure_peak
-from fxremat.pipeline import choose, make_problem, margin, solve
-from fxremat.planners import auto
-from fxremat.planners.condensed import condense
-from fxremat.planners.evict import evict
-from fxremat.planners.replay import peak_bytes
-from fxremat.planners.retain import retain
+from fxremat.predict.cost import costs
+from fxremat.predict.problem import margin
+from fxremat.search.condensed import condense
+from fxremat.search.evict import evict
+from fxremat.search.replay import peak_bytes
+from fxremat.search.retain import retain
+from fxremat.search.row import Search
 
 # --- 1. Chains with known optima ------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ def test_a_search_keeps_plans_that_fit(name: str) -> None:
     """The plan that serves a budget takes no more than that, and is found unless another beats it."""
     graph = MADE[name]()
     small = condense(graph, costs(graph))
-    search = auto._Search(small, 256)
+    search = Search(small, 256)
     found = list(search.plans())
     points = [(peak_bytes(small, each), small.seconds(each)) for each in found]
     for budget, best in search.best.items():

@@ -16,7 +16,7 @@ from torch.nn import functional
 from training import Program, assert_trains_alike, compiled, everything, program, square
 
 import fxremat
-from fxremat.generators import redraw
+from fxremat.graph.generators import redraw
 
 
 def dropout_network(module: type[nn.Module] = nn.Dropout) -> nn.Module:

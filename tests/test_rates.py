@@ -16,9 +16,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxremat
-from fxremat import ledger, rates
+from fxremat.device import ledger, rates
+from fxremat.device.rates import CPU, CUDA, PINNED, Rates
 from fxremat.errors import RatesError
-from fxremat.rates import CPU, CUDA, PINNED, Rates
 
 HERE = torch.device("cpu")
 

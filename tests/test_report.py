@@ -23,10 +23,10 @@ from hypothesis import given
 from torch import nn
 
 import fxremat
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
-from fxremat.report import Report, Value, make_report
-from fxremat.schedule import Schedule
+from fxremat.driver.report import Report, Value, make_report
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule
+from fxremat.predict.models import profile
 
 aten = torch.ops.aten
 MIB = 2**18  # so many float32 take a MiB

@@ -25,11 +25,13 @@ from models import case, fresh
 from torch import nn
 
 import fxremat
+from fxremat.emit.rewrite import rewrite
 from fxremat.errors import GraphError, ScheduleError
-from fxremat.graph import JointGraph
-from fxremat.memory import profile
-from fxremat.rewrite import MIRROR, rewrite
-from fxremat.schedule import Schedule, expand, identity
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.nodes import MIRROR
+from fxremat.graph.schedule import Schedule, identity
+from fxremat.predict.models import profile
 
 
 def three_tanh() -> JointGraph:

@@ -13,10 +13,11 @@ from graphs import chain, graphs_and_counts, graphs_and_schedules, joint_graphs,
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fxremat.canonical import Phase
 from fxremat.errors import InvalidOptionError, ScheduleError
-from fxremat.graph import JointGraph
-from fxremat.schedule import Binding, Schedule, bind, expand, identity, prune, validate
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.nodes import Phase
+from fxremat.graph.schedule import Binding, Schedule, bind, identity, prune, validate
 
 
 def words(text: str) -> Schedule:

@@ -15,9 +15,9 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxremat.graph.ops import viewed_operand
+from fxremat.graph.twins import Twin, is_plain, twins, writable_operands, write_over
 from fxremat.measure import measure_peak
-from fxremat.ops import viewed_operand
-from fxremat.twins import Twin, is_plain, twins, writable_operands, write_over
 
 aten = torch.ops.aten
 SHAPE = (33, 7)

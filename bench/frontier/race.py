@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch._inductor import config as _inductor
 
 import fxremat
-from fxremat.frontier_points import Frontier, Point, make_frontier
+from fxremat.driver.frontier import Frontier, Point, make_frontier
 from fxremat.measure import measure_peak, time_steps
 
 __all__ = ["Race"]

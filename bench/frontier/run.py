@@ -31,9 +31,9 @@ from race import Race
 from tqdm import tqdm
 
 import fxremat
-from fxremat import _compilers
-from fxremat.drawing import check_plot
-from fxremat.frontier_plot import MeasuredPoint, plot_points
+from fxremat._torch import compilers
+from fxremat.plots.canvas import check_plot
+from fxremat.plots.frontier import MeasuredPoint, plot_points
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODELS = tuple(wrapping.MODELS)
@@ -163,7 +163,7 @@ def _key(arguments: argparse.Namespace) -> dict[str, Any]:
         "device": arguments.device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "sources": [_compilers.source_hash(folder).hex() for folder in SOURCES],
+        "sources": [compilers.source_hash(folder).hex() for folder in SOURCES],
     }
 
 

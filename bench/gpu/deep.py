@@ -40,7 +40,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 import fxremat
-from fxremat import _compilers
+from fxremat._torch import compilers
 from fxremat.measure import measure_peak, time_steps
 from fxremat.paper.networks import LSTM, LSTMSizes, PreActivationResNet, ResNetSizes, stage_blocks
 
@@ -282,7 +282,7 @@ def main() -> int:
         print(f"{name} ({arguments.scale}) ...", file=sys.stderr, flush=True)
         torch._dynamo.reset()
         if name in QUESTIONS:
-            with _compilers.unlimited_recompilation():
+            with compilers.unlimited_recompilation():
                 figures |= answer(name, *common, arguments.rounds)
         else:
             for network in LARGEST:

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from fxremat.drawing import check_plot
 from fxremat.errors import InvalidOptionError
 from fxremat.paper.figures import default_sweep, make_figure, stages
 from fxremat.paper.plots import plot_figure
 from fxremat.paper.tables import format_figure
+from fxremat.plots.canvas import check_plot
 
 __all__ = ["main"]
 

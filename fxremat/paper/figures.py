@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fxremat import _compilers
-from fxremat.capture import capture
+from fxremat._torch import compilers
+from fxremat.driver.capture import capture
 from fxremat.errors import InvalidOptionError
 from fxremat.paper.networks import LSTM, LSTMSizes, PreActivationResNet, ResNetSizes, stage_blocks
 from fxremat.paper.speed import Timing, time_network
@@ -222,7 +222,7 @@ def plan_point(network: str, size: int, sweep: Sweep, progress: Progress = lambd
     """Capture a network at one size with fake tensors and plan it by every strategy."""
     progress(f"{network} {size}, capturing")
     start = time.perf_counter()
-    with _compilers.fake_tensors():
+    with compilers.fake_tensors():
         model, inputs = _builder(network, size, sweep.resnet, sweep.lstm)()
         parameter_bytes = sum(each.nbytes for each in model.parameters())
     graph = capture(model, *inputs)

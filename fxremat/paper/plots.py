@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fxremat.drawing import canvas, check_plot, write_plot
 from fxremat.paper.figures import NETWORKS, Figure, slope
+from fxremat.plots.canvas import canvas, check_plot, write_plot
 
 __all__ = ["plot_figure"]
 

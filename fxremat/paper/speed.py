@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxremat import _compilers
-from fxremat.backend import fxremat_backend, reports
+from fxremat._torch import compilers
+from fxremat.driver.backend import fxremat_backend
+from fxremat.driver.journal import reports
+from fxremat.driver.report import Report
 from fxremat.measure import measure_peak, time_steps
-from fxremat.report import Report
 
 __all__ = ["Timing", "time_network"]
 
@@ -80,7 +81,7 @@ class _Run:
 def time_network(network: str, size: int, build: Build, device: str, rounds: int) -> list[Timing]:
     """Compile a network for each strategy, run it, and compare; the first is ``"none"``."""
     torch.compiler.reset()  # or else each size would add to the recompilations of the same code
-    with _compilers.unlimited_recompilation():
+    with compilers.unlimited_recompilation():
         return _timings(network, size, dict(_runs(build, device)), device, rounds)
 
 

@@ -20,14 +20,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fxremat import ops
-from fxremat.allocate import allocate
-from fxremat.canonical import Phase
-from fxremat.cost import roofline
-from fxremat.graph import JointGraph
-from fxremat.pipeline import choose
-from fxremat.planners import PLANNERS, Planner, Problem, Solution, recursive
-from fxremat.rates import CUDA
+from fxremat.arena.allocate import allocate
+from fxremat.device.rates import CUDA
+from fxremat.driver.pipeline import choose
+from fxremat.graph import ops
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.nodes import Phase
+from fxremat.planners import PLANNERS, Planner, recursive
+from fxremat.predict.cost import roofline
+from fxremat.predict.problem import Problem, Solution
 
 __all__ = ["NAMES", "Planned", "Strategy", "plan_strategies", "strategies_for"]
 

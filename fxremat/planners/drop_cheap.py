@@ -6,8 +6,8 @@ everything else that is limited by bandwidth is computed again where the backwar
 
 from __future__ import annotations
 
-from fxremat.arithmetic import flops
-from fxremat.planners.base import Problem, Solution
+from fxremat.device.arithmetic import flops
+from fxremat.predict.problem import Problem, Solution
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:

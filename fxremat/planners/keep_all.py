@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxremat.planners.base import Problem, Solution
+from fxremat.predict.problem import Problem, Solution
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:

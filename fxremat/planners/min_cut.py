@@ -1,25 +1,11 @@
-"""The values that PyTorch's default keeps, in our order.
-
-PyTorch's partitioner chooses what to save by a minimum cut whose capacities are bytes and whose bans are
-what Inductor would have to pay for. The choice costs no time where kernels fuse, so it is the baseline
-under Inductor. What it does not save is recomputed lazily, by Algorithm 2. Saving a view keeps the storage
-that it looks at, so that storage's maker is kept and its other views are free. A saved value that the trace
-computes in the backward alone, such as a mask, moves to the forward.
-"""
+"""The values that PyTorch's default keeps, in our order; see ``search/baseline.py``."""
 
 from __future__ import annotations
 
-from fxremat.canonical import Phase
-from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import mirror_everything_but
+from fxremat.predict.problem import Problem, Solution
+from fxremat.search.baseline import min_cut_plan
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
-    """Mirror count 1 for each forward value that the minimum cut does not keep; none without an fx graph."""
-    graph = problem.graph
-    if graph.module is None:
-        return (problem.identity("min_cut"),)
-    saved = [graph.nodes[graph.index[name]] for name in problem.min_cut_saved()]
-    kept = {storage for node in saved for storage in node.views}
-    early = [node.name for node in saved if node.phase is Phase.DEFERRED and node.views]
-    return (problem.mirror(mirror_everything_but(graph, kept), "min_cut", early),)
+    """The plan of the minimum cut."""
+    return (min_cut_plan(problem),)

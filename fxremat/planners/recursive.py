@@ -15,10 +15,11 @@ import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 
-from fxremat.graph import JointGraph
-from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import ForwardLives, crossing, forward_lives, narrow_places
-from fxremat.schedule import Schedule, expand
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.schedule import Schedule
+from fxremat.predict.problem import Problem, Solution
+from fxremat.search.cuts import ForwardLives, crossing, forward_lives, narrow_places
 
 CUTS_PER_PART = (1, 2, 3)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from fxremat import chain
-from fxremat.graph import JointGraph
-from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import forward_lives, narrow_places
-from fxremat.schedule import Schedule, prune
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule, prune
+from fxremat.predict.problem import Problem, Solution
+from fxremat.search import chain
+from fxremat.search.cuts import forward_lives, narrow_places
 
 MAX_STEPS = 500_000  # of all plans together, shortest first; bounds the planner's time
 CHECKPOINTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)

@@ -2,7 +2,7 @@
 
 Algorithm 3 walks the forward, adds up bytes, and cuts at the first candidate behind ``segment_bytes``. What
 crosses a cut is kept, everything else has mirror count 1. The paper takes its candidates from the user; here
-they are the narrow places of the forward (``cuts.py``). Appendix A's search tries six budgets around
+they are the narrow places of the forward (``search/cuts.py``). Appendix A's search tries six budgets around
 sqrt(x * y), x being the bytes kept and y those of the largest segment with a budget of 0; the plan with the
 least *exact* peak is the best. Unlike the authors' code, y counts the trailing segment too.
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fxremat.graph import JointGraph
-from fxremat.planners.base import Problem, Solution
-from fxremat.planners.cuts import ForwardLives, crossing, forward_lives, mirror_everything_but, narrow_places
+from fxremat.graph.joint import JointGraph
+from fxremat.predict.problem import Problem, Solution
+from fxremat.search.cuts import ForwardLives, crossing, forward_lives, mirror_everything_but, narrow_places
 
 GRID = 6  # points of Appendix A's search
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fxremat
 from fxremat import InfeasibleBudgetError
-from fxremat.pipeline import INDUCTOR_MARGIN
+from fxremat.predict.problem import INDUCTOR_MARGIN
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "gpu"))
 
@@ -123,7 +123,7 @@ def test_an_operators_first_run_takes_no_more_scratch_than_others(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workspace that a library allocates once, and keeps, is no operator's scratch memory."""
-    monkeypatch.setattr("fxremat.calibrate._scratch_bytes", {})
+    monkeypatch.setattr("fxremat.device.calibrate._scratch_bytes", {})
     if device == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
     module = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()).to(device)

@@ -12,8 +12,8 @@ from devices import assert_close, built, compiled, report_of, training_step
 from torch import Tensor, nn
 
 import fxremat
-from fxremat import calibrate, ledger
-from fxremat.rates import facts
+from fxremat.device import calibrate, ledger
+from fxremat.device.rates import facts
 
 PART = {"cpu": 0.0, "cuda": 1e-4}  # of the largest element, between runs of the same kernels
 FUSED = 1e-3  # the same between kernels that Inductor fuses in two ways

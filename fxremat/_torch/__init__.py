@@ -1,0 +1,1 @@
+"""The doors to torch's private names, one for each part of torch that is entered."""

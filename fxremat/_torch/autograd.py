@@ -1,0 +1,74 @@
+"""The door to private torch names of the autograd engine: what a forward leaves behind, and counts of writes.
+
+See ``graphs.py`` and ``compilers.py`` for graphs and compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = [
+    "backward_of",
+    "clock",
+    "count_of_writes",
+    "has_saved_tensor_hooks",
+    "keeps_graph",
+    "parts",
+    "saved",
+]
+
+
+def clock() -> int:
+    """The number that the next node of autograd's gets in this thread; they ascend."""
+    return torch.autograd._get_sequence_nr()
+
+
+def backward_of(values: Iterable[object], since: int) -> Node | None:
+    """The node that runs a compiled backward, found from what the forward returned; None if there is none.
+
+    Only nodes made since then are looked at: the function's own, and those of views that AOTAutograd takes
+    of its results. What was there before belongs to whoever made the inputs.
+    """
+    waiting = [value.grad_fn for value in values if isinstance(value, Tensor)]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node._sequence_nr() < since:
+            continue
+        if isinstance(node, BackwardCFunction):
+            return node
+        waiting.extend(following for following, _ in node.next_functions)
+    return None
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether hooks of the user's, or of a checkpoint, have a say in what is saved now."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that is under way may run again (``retain_graph``)."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def saved(tensor: Tensor, is_output: bool) -> Tensor:
+    """The tensor as autograd would hold it between forward and backward: without a way back to itself."""
+    return tensor.detach() if is_output or tensor._is_view() else tensor
+
+
+def count_of_writes(tensor: Tensor) -> int:
+    """How often the tensor, or another that shares its count, was written to; constant in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def parts(tensor: Tensor) -> list[Tensor]:
+    """The plain tensors that a tensor is made of: itself, unless its class wraps others."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in parts(getattr(tensor, name))]

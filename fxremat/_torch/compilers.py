@@ -1,0 +1,353 @@
+"""The door to private torch names of compilers: AOTAutograd, Inductor, and the modes that tracing runs in.
+
+See ``graphs.py`` and ``autograd.py`` for graphs and for autograd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import get_hash_for_files
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = [
+    "GeneratedCode",
+    "cache_hits",
+    "cacheable",
+    "compile_id",
+    "compile_with_inductor",
+    "compile_without_inductor",
+    "export_joint",
+    "fake_tensors",
+    "inductor_joint_passes",
+    "inductor_modes",
+    "inductor_option_names",
+    "input_names",
+    "lays_out_channels_last",
+    "source_hash",
+    "unlimited_recompilation",
+]
+
+Origins = Sequence[Sequence[fx.Node]]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCode:
+    """The code that Inductor generated for a graph, before its kernels are compiled.
+
+    Attributes:
+        text: Its source.
+        is_backward: Whether the graph is a backward.
+        buffer_bytes: Bytes of a buffer's memory by its name; None for another name.
+        origins: The fx nodes that a buffer was made for, by its name.
+        viewed: The buffers and inputs whose memory a buffer is that an operator returned, by its name.
+        outputs: What the graph returns, in order.
+    """
+
+    text: str
+    is_backward: bool
+    buffer_bytes: Callable[[str], int | None]
+    origins: Callable[[str], Sequence[fx.Node]]
+    viewed: Callable[[str], Sequence[str]]
+    outputs: Sequence[object] = ()
+
+
+def compile_without_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], partitioner: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Run both graphs as they are, boxed, so that a value is freed after its last use."""
+    compiler = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner)
+    return compiler(module, inputs)
+
+
+def compile_with_inductor(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    may_fuse: Callable[[Origins, Origins], bool],
+    enclose: Callable[[], object],
+    read: Callable[[GeneratedCode], None],
+    backward_now: bool = False,
+    in_order: bool = False,
+    key: str = "",
+) -> Callable[..., Any]:
+    """Compile with Inductor.
+
+    Args:
+        module: The graph of Dynamo's.
+        inputs: Example inputs.
+        patches: Configuration that also holds for the late backward.
+        may_fuse: Whether Inductor may make one kernel of two groups of buffers, each given as the fx nodes
+            that it was made for.
+        enclose: Makes what is pickled with the graph's entry in AOTAutograd's cache; called when the forward
+            is compiled, behind the partitioner, and again with the backward; not at all when a cache has
+            the graph.
+        read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
+            An exception ends the compilation.
+        backward_now: Whether the backward is compiled with the forward, and not when it first runs.
+        in_order: Whether kernels run where the first of their buffers stands in the graph.
+        key: What caches are to tell apart besides the graphs themselves.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        is_backward = bool(kwargs.get("is_backward"))
+        with (
+            _running_in_order() if in_order else contextlib.nullcontext(),
+            V.set_choices_handler(_choices(V.choices, may_fuse)),
+            _reading_code(read, is_backward),
+        ):
+            compiled = compile_fx_inner(*args, **kwargs)
+        context = torch._guards.TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.fxremat_enclosure = enclose()  # type: ignore[attr-defined]
+        return compiled
+
+    now = {"force_non_lazy_backward_lowering": True} if backward_now else {}
+    with torch._functorch.config.patch(now):
+        return compile_fx(  # type: ignore[return-value]
+            module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches, key)}
+        )
+
+
+class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
+    """Run each kernel where the first of its buffers stands, or as soon as what it reads is there.
+
+    Inductor's own order gets what a kernel reads right before it. Where a kernel has a buffer that stands far
+    before the others, all that the others need comes first, and what has stood between waits with its
+    operands live.
+    """
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """The scheduler's nodes in the new order; as they are if one stands before what it reads."""
+        writer = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
+        ready: list[int] = []
+        for index, node in enumerate(nodes):
+            needed = {writer.get(read.name, index) for read in node.unmet_dependencies} - {index}
+            if any(each > index for each in needed):
+                return nodes
+            ready.append(max([node.min_order, *(ready[each] for each in needed)]))
+        return [nodes[index] for index in sorted(range(len(nodes)), key=lambda each: (ready[each], each))]
+
+    def uuid(self) -> str:
+        """What stands for the pass in keys of caches; the partitioner's key has the source."""
+        return "fxremat: kernels in order"
+
+
+def _running_in_order() -> contextlib.AbstractContextManager[Any]:
+    """Have Inductor order kernels by ``_InOrder``, but where the user has it order them in another way."""
+    from torch._inductor import config
+
+    if config._post_fusion_custom_pass is not None:
+        return contextlib.nullcontext()
+    return config.patch(_post_fusion_custom_pass=_InOrder())  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _reading_code(read: Callable[[GeneratedCode], None], is_backward: bool) -> Iterator[None]:
+    """Hand on the code that Inductor generates; that of a graph from a cache is left out.
+
+    ``save_output_code`` is there to be replaced.
+    """
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    before = GraphLowering.save_output_code
+
+    def save(text: str) -> None:
+        if before is not None:
+            before(text)
+        graph = V.graph
+        is_whole = isinstance(graph, GraphLowering) and graph.name is None  # not one that is tried out
+        if is_whole and not graph.cpp_wrapper:
+            read(_generated(graph, text, is_backward))
+
+    with mock.patch.object(GraphLowering, "save_output_code", save):
+        yield
+
+
+def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
+    def buffer_bytes(name: str) -> int | None:
+        from torch._inductor import ir
+
+        buffer = graph.name_to_buffer.get(name)
+        if buffer is None:
+            return None
+        if isinstance(buffer.layout, (ir.NoneLayout, ir.MultiOutputLayout)):
+            return 0
+        elements = graph.get_allocation_storage_size(buffer)
+        return int(graph.sizevars.optimization_hint(elements, fallback=0)) * buffer.get_dtype().itemsize
+
+    def origins(name: str) -> Sequence[fx.Node]:
+        buffer = graph.name_to_buffer.get(name)
+        return () if buffer is None else tuple(buffer.get_origins())
+
+    def viewed(name: str) -> Sequence[str]:
+        buffer = graph.name_to_buffer.get(name)
+        return () if buffer is None else tuple(buffer.get_inputs_that_alias_output())
+
+    (outputs,) = next(iter(graph.graph.find_nodes(op="output"))).args
+    return GeneratedCode(text, is_backward, buffer_bytes, origins, viewed, outputs)
+
+
+def cacheable(patches: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The configuration by which graphs with control dependencies are cached.
+
+    The operator is not declared cacheable. It is: its subgraph is a part of the graph's own text, and so of
+    the key. Caches are told how the step is planned as well: a graph that another plan has, too, would be
+    served without its code, which is to be read.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    option = "unsafe_marked_cacheable_functions"
+    marked = patches.get(option, getattr(config, option))
+    return {option: {**marked, f"{control_deps.__module__}.{control_deps.__name__}": f"control_deps {key}"}}
+
+
+def cache_hits() -> int:
+    """How many graphs AOTAutograd's cache has served so far."""
+    return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
+
+
+def _choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
+    """The choices that are in force, Inductor's or the user's, but for what may not be fused.
+
+    Made of the class of those given and with their state, not a copy of it, so that all but ``can_fuse`` is
+    theirs, whatever they were constructed with.
+    """
+
+    class Choices(type(given)):  # type: ignore[misc]
+        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            may = may_fuse(_origins(node1), _origins(node2))
+            return may and bool(given.can_fuse(scheduler, node1, node2, shared_data_score))
+
+    choices = object.__new__(Choices)
+    choices.__dict__ = given.__dict__
+    return choices
+
+
+def _origins(node: Any) -> list[list[fx.Node]]:
+    """For each buffer of a scheduler's node, the fx node that it was made for, or all those that it computes.
+
+    Inductor does not say what it made a copy for, such as that of an operand into a concatenation.
+    """
+    found = []
+    for each in node.get_nodes():
+        if each.node is not None:
+            origin = each.node.get_origin_node()
+            found.append(list(each.node.get_origins()) if origin is None else [origin])
+    return found
+
+
+def input_names(module: fx.GraphModule) -> list[str]:
+    """What the user calls the inputs of a graph of Dynamo's, as far as it says, in order."""
+    return [_name(node) for node in module.graph.find_nodes(op="placeholder")]
+
+
+def _name(placeholder: fx.Node) -> str:
+    """The input's place in the user's frame: ``self.layers.0.weight`` for a parameter, ``batch['x']``."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        return str(placeholder.target)
+    text = re.sub(r"^[LG]\['(\w+)'\]", r"\1", source.name)
+    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
+
+
+def inductor_option_names() -> list[str]:
+    """Every option that ``torch.compile(backend="inductor")`` takes."""
+    from torch._inductor import config
+
+    return list(config.get_config_copy())
+
+
+def inductor_modes() -> dict[str, dict[str, Any]]:
+    """The Inductor options that each ``mode`` of ``torch.compile`` stands for."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options()
+
+
+def lays_out_channels_last(module: fx.GraphModule) -> bool:
+    """Whether Inductor has the convolutions of a graph work channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
+def source_hash(folder: pathlib.Path) -> bytes:
+    """A hash of torch's version and of all sources of a package."""
+    files = sorted(str(path) for path in folder.rglob("*.py"))
+    return bytes(get_hash_for_files(tuple(files), torch.__version__))
+
+
+def compile_id() -> str:
+    """Which compilation is under way, such as ``0/0``; empty outside of one."""
+    current = torch._guards.CompileContext.current_compile_id()
+    return "" if current is None else str(current)
+
+
+def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
+    """Apply Inductor's joint-graph passes, as they run before a partitioner is called."""
+    from torch._dynamo.utils import detect_fake_mode
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    with V.set_fake_mode(detect_fake_mode(values)):
+        return joint_graph_passes(module)
+
+
+@contextlib.contextmanager
+def export_joint(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
+) -> Any:
+    """Yield ``(joint graph module, number of forward outputs)`` traced from a module."""
+    import torch._inductor.lowering  # noqa: F401 (the decomposition of pooling refers to it)
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = select_decomp_table() if decompose else None
+    with contextlib.ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
+        metadata = joint._aot_state.fw_metadata
+        yield joint.graph_module, metadata.num_forward
+
+
+def unlimited_recompilation() -> contextlib.AbstractContextManager[None]:
+    """Compile the same code for any number of models and options, where Dynamo would give up after a few."""
+    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=2**20)
+    return patched
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make new tensors fake: they have a size and a device, and take no memory."""
+    with FakeTensorMode():
+        yield
+
+
+def missing_compiler(device: str) -> str | None:
+    """What Inductor lacks to generate code for the device, or None if it lacks nothing."""
+    if torch.device(device).type == "cuda":
+        return None if find_spec("triton") is not None else "Triton is not installed"
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    command, *_ = shlex.split(os.environ.get("CXX", "")) or [usual]
+    return None if shutil.which(command) else f"the C++ compiler {command!r} was not found"

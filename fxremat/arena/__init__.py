@@ -1,0 +1,1 @@
+"""One block of memory for a schedule: offsets for all its buffers."""

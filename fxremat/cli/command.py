@@ -1,0 +1,401 @@
+"""``fxremat`` on the command line: see what it does to a model before training with it.
+
+    fxremat demo            a short training run, with fxremat and without
+    fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
+    fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
+    fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
+    fxremat calibrate       how fast this machine is, which plans are made by
+    fxremat paper           a figure of the paper, made again
+
+MODEL names a function that returns a model and what it is called with; see ``example.py``.
+
+Exit status: 0, or 2 with one message on stderr where an option, MODEL or the budget is at fault. Other
+errors keep their traceback. What is printed is a Report's; nothing is decided here. Each command imports
+what it uses, so that a wrong option is told before torch is at work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
+
+if TYPE_CHECKING:
+    from fxremat.cli.example import Example
+    from fxremat.driver.report import Report
+    from fxremat.graph.joint import JointGraph
+
+_ROWS = 20  # of a report's table, unless told otherwise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the result is the exit status.
+
+    >>> main(["plan", "nowhere.py:build"])  # says on stderr that there is no such file
+    2
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        print(f"fxremat {importlib.metadata.version('fxremat')}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    try:
+        status: int = arguments.command(arguments)
+    except Exception as error:
+        ours = _of_the_family(error)
+        if ours is None or arguments.debug:
+            raise
+        print(f"fxremat: {_message(ours)}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _of_the_family(error: BaseException | None) -> FxrematError | None:
+    """The error itself, or the one that a compiler wrapped in it."""
+    while error is not None and not isinstance(error, FxrematError):
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return error
+
+
+def _message(error: FxrematError) -> str:
+    """The message without the advice that Dynamo appends to every error that passes it."""
+    return str(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0].strip()
+
+
+# --- The grammar --------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "fxremat", description="Train the same model in a fraction of the memory."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="show the traceback of every error")
+    asked = argparse.ArgumentParser(add_help=False, parents=[debug])
+    _add_model_options(asked)
+
+    demo = commands.add_parser("demo", parents=[debug], help="train a small model with fxremat and without")
+    demo.add_argument("--steps", type=int, default=20, help="training steps per setting (default: 20)")
+    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    demo.set_defaults(command=_demo)
+
+    plan = commands.add_parser("plan", parents=[asked], help="print a model's plan, compiling nothing")
+    plan.set_defaults(command=_plan)
+
+    frontier = commands.add_parser(
+        "frontier", parents=[asked], help="print all peaks and times to choose from, compiling nothing"
+    )
+    frontier.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it, as PNG and as SVG")
+    frontier.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE.json",
+        help="measured points to draw upon it (see bench/frontier)",
+    )
+    frontier.set_defaults(command=_frontier)
+
+    explain = commands.add_parser(
+        "explain", parents=[asked], help="compile a model, take a training step, print what was done"
+    )
+    explain.add_argument("--measure", action="store_true", help="also measure the peak, and that of eager")
+    explain.set_defaults(command=_explain)
+
+    calibrate = commands.add_parser(
+        "calibrate", parents=[debug], help="print this machine's rates, which are measured once and kept"
+    )
+    calibrate.add_argument("--again", action="store_true", help="forget all that was measured, and measure")
+    calibrate.set_defaults(command=_calibrate)
+    _add_paper(commands, debug)
+    return parser
+
+
+def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:
+    paper = commands.add_parser("paper", parents=[debug], help="make a figure of Chen et al. 2016 again")
+    figures = "5: ResNet, memory against layers; 6: LSTM, memory against steps; 7: extra time of both"
+    paper.add_argument("--figure", type=int, choices=(5, 6, 7), required=True, help=figures)
+    paper.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE as JSON")
+    paper.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it, as FILE.png and FILE.svg")
+    size = paper.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="small networks, done in seconds")
+    size.add_argument(
+        "--full", action="store_true", help="up to 1024 steps of the LSTM, for some minutes more"
+    )
+    paper.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where figure 7 is measured (default: cuda where there is one)",
+    )
+    paper.set_defaults(command=_paper)
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="package.module:function or path/to/file.py:function; the function takes no arguments and "
+        "returns (model, args) or (model, args, loss)",
+    )
+    parser.add_argument(
+        "--budget",
+        help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, or min "
+        "(default: no more memory and time than without fxremat)",
+    )
+    parser.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")
+    parser.add_argument("--cost", choices=("roofline", "measured"), default="roofline")
+    parser.add_argument("--compiler", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument(
+        "--no-inplace",
+        dest="inplace",
+        action="store_false",
+        help="with --compiler eager: no result is written over an operand, as planner exact needs it",
+    )
+    parser.add_argument("--rows", type=_rows, default=_ROWS, help=f"rows of the table (default: {_ROWS})")
+    parser.add_argument("--all", action="store_true", help="all rows of the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
+
+
+def _rows(text: str) -> int:
+    """How many rows of a table are wanted."""
+    if not text.isdecimal() or len(text) > 9 or int(text) == 0:
+        raise argparse.ArgumentTypeError(
+            f"got {text[:80]!r}, expected a number from 1; --all prints all rows"
+        )
+    return int(text)
+
+
+# --- The commands -------------------------------------------------------------------------------------
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from fxremat.cli import demo
+
+    return demo.main(arguments.steps, arguments.device)
+
+
+def _paper(arguments: argparse.Namespace) -> int:
+    from fxremat.paper import command
+
+    return command.main(
+        arguments.figure,
+        json_path=arguments.json,
+        plot_path=arguments.plot,
+        quick=arguments.quick,
+        full=arguments.full,
+        device=arguments.device,
+    )
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    with _stages("importing", "capturing", "planning") as next_stage:
+        graph, options = _captured(arguments, next_stage)
+        next_stage()
+        report = _planned(graph, **options)
+    _show([report], {}, arguments)
+    return 0
+
+
+def _frontier(arguments: argparse.Namespace) -> int:
+    from fxremat.driver.frontier import make_frontier
+    from fxremat.plots.canvas import check_plot
+    from fxremat.plots.frontier import plot_frontier, read_points
+
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    measured = [] if arguments.points is None else read_points(arguments.points)
+    with _stages("importing", "capturing", "planning") as next_stage:
+        graph, options = _captured(arguments, next_stage)
+        next_stage()
+        frontier = make_frontier(graph, **options)
+    print(frontier.summary(None if arguments.all else arguments.rows))
+    if arguments.json is not None:
+        _write_json(arguments.json, json.loads(frontier.to_json()))
+    if arguments.plot is not None:
+        plot_frontier(frontier, arguments.plot, arguments.model, measured)
+    return 0
+
+
+def _captured(
+    arguments: argparse.Namespace, next_stage: Callable[[], None]
+) -> tuple[JointGraph, dict[str, Any]]:
+    """The joint graph of a training step of MODEL, and the options to plan it with."""
+    from fxremat.cli.example import example_of
+    from fxremat.driver.capture import capture
+
+    next_stage()
+    example, options = example_of(arguments.model), _options(arguments)
+    next_stage()
+    graph = capture(example.model, *example.args, loss=example.loss, compiler=options["compiler"])
+    if all(gradient is None for gradient in graph.backward_outputs):
+        raise CaptureError(f"{graph.name} has no gradient to compute, so there is nothing to plan")
+    return graph, options
+
+
+def _planned(graph: JointGraph, **given: Any) -> Report:
+    """The report of a graph that is planned and goes no further."""
+    from fxremat.device.calibrate import scratch_bytes
+    from fxremat.driver.options import Options
+    from fxremat.driver.pipeline import planned
+
+    options = Options.parse(given)
+    return planned(replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion)), options)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from fxremat.cli.example import example_of
+
+    with _stages("importing", "compiling", *["measuring"] * arguments.measure) as next_stage:
+        next_stage()
+        example, options = example_of(arguments.model), _options(arguments)
+        _check_generates_code(options["compiler"], example.device)
+        next_stage()
+        compiled, reports = _compile(example, options)
+        peaks: dict[str, int] = {}
+        if arguments.measure:
+            next_stage()
+            peaks["eager"] = example.peak_bytes(example.loss_of)
+            peaks["fxremat"] = example.peak_bytes(compiled)
+    _show(reports, peaks, arguments)
+    return 0
+
+
+def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., Any], Sequence[Report]]:
+    """The compiled loss, one training step old, and the reports of the graphs that the step had."""
+    import torch
+
+    from fxremat.driver.backend import fxremat_backend
+    from fxremat.driver.journal import reports
+
+    seen = len(reports())
+    # What is explained is what is planned now: the source's lines may have moved since a cache was written.
+    options = {**options, "fx_graph_cache": False}
+    compiled = torch.compile(example.loss_of, backend=fxremat_backend, options=options)
+    try:
+        example.take_step(compiled)
+    except FxrematError:
+        raise
+    except Exception:
+        example.check()  # which raises its own error if the model is at fault
+        raise
+    if len(reports()) == seen:
+        raise CaptureError("no graph with a backward was compiled, so there is nothing to explain")
+    return compiled, reports()[seen:]
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from fxremat.device import calibrate
+
+    print("\n\n".join(calibrate.summaries(arguments.again)))
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the backend, checked."""
+    from fxremat.cli.example import load
+    from fxremat.driver.options import Options
+
+    names = ("planner", "cost", "compiler", "inplace")
+    options = {"budget": _budget(arguments.budget)} | {name: getattr(arguments, name) for name in names}
+    if ":" in arguments.planner:
+        options["planner"] = load("planner", arguments.planner)
+    Options.parse(options)
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    return options
+
+
+def _budget(text: str | None) -> int | float | str | None:
+    """A budget as options take it: digits are bytes, digits with a point a fraction, the rest is text."""
+    from fxremat.driver.options import resolve_budget
+
+    if text is None or not text.replace(".", "", 1).isdecimal():
+        return text
+    return float(text) if "." in text else resolve_budget(text, 0)
+
+
+def _check_generates_code(compiler: str, device: str) -> None:
+    from fxremat._torch.compilers import missing_compiler
+
+    problem = missing_compiler(device) if compiler == "inductor" else None
+    if problem is not None:
+        raise InvalidOptionError(
+            "compiler", f"Inductor can't generate code: {problem}. Try --compiler eager."
+        )
+
+
+@contextlib.contextmanager
+def _stages(*names: str) -> Iterator[Callable[[], None]]:
+    """Say on a terminal which stage is under way; what is yielded begins the next one."""
+    from tqdm import tqdm
+
+    waiting = iter(names)
+    layout = "{desc}, stage {n} of {total} [{elapsed}]"
+    with tqdm(total=len(names), file=sys.stderr, disable=None, leave=False, bar_format=layout) as bar:
+
+        def begin_next() -> None:
+            bar.set_description_str(next(waiting), refresh=False)
+            bar.update()
+            bar.refresh()
+
+        yield begin_next
+
+
+# --- What is printed ----------------------------------------------------------------------------------
+
+
+def _show(reports: Sequence[Report], peaks: Mapping[str, int], arguments: argparse.Namespace) -> None:
+    """Print the reports and the measured peaks; write them to the file that was asked for."""
+    limit = None if arguments.all else arguments.rows
+    print("\n\n".join(f"{report.summary()}\n\n{report.table(limit)}" for report in reports))
+    if peaks:
+        print(f"\n{_peaks_table(reports, peaks)}")
+    if arguments.json is None:
+        return
+    fields = {
+        "graphs": [json.loads(report.to_json()) for report in reports],
+        "measured_peak_bytes": dict(peaks),
+    }
+    _write_json(arguments.json, fields)
+
+
+def _check_writable(path: Path) -> None:
+    """Raise InvalidOptionError where a file plainly cannot be written, before anything takes time."""
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise InvalidOptionError("json", f"{str(path)!r} can't be written.")
+
+
+def _write_json(path: Path, fields: object) -> None:
+    try:
+        path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidOptionError("json", f"{str(path)!r} can't be written: {error.strerror}.") from error
+
+
+def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int]) -> str:
+    """Measured beside predicted; a step of several graphs has no predicted peak of its own."""
+    from tabulate import tabulate
+
+    from fxremat.driver.report import mib
+
+    predicted = {"fxremat": mib(reports[0].peak_bytes)} if len(reports) == 1 else {}
+    eager = peaks["eager"]
+    rows = [
+        (setting, predicted.get(setting, "-"), mib(peak), f"{peak / eager:.1%}" if eager else "-")
+        for setting, peak in peaks.items()
+    ]
+    headers = ("step", "predicted peak", "measured peak", "of eager")
+    return tabulate(rows, headers, colalign=("left", "right", "right", "right"), disable_numparse=True)

@@ -1,0 +1,1 @@
+"""What the machine does: rates, scratch memory, measured steps, and the ledger that remembers them."""

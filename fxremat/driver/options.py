@@ -1,0 +1,216 @@
+"""Options: what a user may ask for, checked once and frozen.
+
+A budget is None (the least time that costs no more memory than the compiler's default), a number of bytes,
+a text such as ``"8GiB"`` (without a unit: whole bytes), a fraction of the peak without fxremat, or
+``"min"`` (the least peak at hand).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+from fxremat import given
+from fxremat._torch import compilers
+from fxremat.errors import InvalidOptionError, shown
+from fxremat.planners import PLANNERS
+from fxremat.predict.cost import check_cost
+
+Budget: TypeAlias = "int | float | str | None"
+
+COMPILERS = ("inductor", "eager")
+ON_ERROR = ("raise", "fallback")
+_BUDGETS = "None, a number of bytes below 2**63, '8GiB', a fraction of the peak such as 0.4, or 'min'"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_PREFIXES = {
+    1000: (("k", "kilo"), ("m", "mega"), ("g", "giga"), ("t", "tera")),
+    1024: (("ki", "kibi"), ("mi", "mebi"), ("gi", "gibi"), ("ti", "tebi")),
+}
+_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+    unit: base**power
+    for base, prefixes in _PREFIXES.items()
+    for power, (short, long) in enumerate(prefixes, start=1)
+    for unit in (short, f"{short}b", f"{short}byte", f"{short}bytes", f"{long}byte", f"{long}bytes")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one ``torch.compile`` call.
+
+    Attributes:
+        budget: See the module.
+        planner: The name of a planner, or a callable that takes a Problem.
+        compiler: ``"inductor"``, or ``"eager"`` to run the fx graphs as they are.
+        cost: ``"roofline"``, ``"measured"``, or seconds by node name.
+        on_error: ``"raise"``, or ``"fallback"`` to warn and use PyTorch's partitioner.
+        inductor: Options for Inductor, those of ``mode`` included.
+        inplace: Whether ``compiler="eager"`` writes results over operands that die, where that is safe.
+            Inductor decides that for itself; its own option is ``inplace_buffers``.
+        time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds,
+            a fraction of one where there is no budget.
+        detect_writes: Whether checksums tell of writes to what recomputation reads again.
+    """
+
+    budget: Budget = None
+    planner: str | Callable[..., Any] = "auto"
+    compiler: str = "inductor"
+    cost: str | Mapping[str, float] = "roofline"
+    on_error: str = "raise"
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    inplace: bool = True
+    time_limit_seconds: float | None = None
+    detect_writes: bool = False
+
+    @property
+    def fusion(self) -> str:
+        """The memory model that predicts what is compiled."""
+        return memory_model(self.compiler, self.inplace)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
+        """Check the ``options`` and ``mode`` of a ``torch.compile`` call.
+
+        ``torch.compile`` refuses a ``mode`` beside ``options``, so that it may stand among them too.
+
+        Raises:
+            InvalidOptionError: A name is unknown, or a value is not one that its option takes.
+        """
+        found = _by_name(options)
+        mode_options = _mode_options(found.pop("mode", mode))
+        own = {name: read(found.pop(name)) for name, read in _READERS.items() if name in found}
+        if found.get("custom_partitioner_fn") is not None:
+            problem = (
+                "fxremat is the partitioner. Give planner=... a function of yours, or use backend='inductor'."
+            )
+            raise InvalidOptionError("custom_partitioner_fn", problem)
+        parsed = cls(**own, inductor={**mode_options, **found})
+        if parsed.compiler == "inductor" and not parsed.inplace:
+            problem = "is for compiler='eager'; Inductor's own option is inplace_buffers=False."
+            raise InvalidOptionError("inplace", problem)
+        return parsed
+
+
+def memory_model(compiler: str, inplace: bool = True) -> str:
+    """The memory model that predicts a compiler: one of ``predict.models.FUSIONS``."""
+    if compiler == "inductor":
+        return "inductor"
+    return "inplace" if inplace else "none"
+
+
+def _by_name(options: object) -> dict[str, Any]:
+    """The options by their names, in which dashes are underscores."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        expected = "a mapping from names to values such as {'budget': '8GiB'}"
+        raise InvalidOptionError("options", f"got {shown(options)}, expected {expected}.")
+    known = {*_READERS, "mode", *compilers.inductor_option_names()}
+    found: dict[str, Any] = {}
+    for given_name, value in options.items():
+        if not isinstance(given_name, str):
+            raise InvalidOptionError(
+                "options", f"got {shown(given_name)} where the name of an option belongs."
+            )
+        name = given_name.replace("-", "_")
+        if name not in known:
+            raise InvalidOptionError.unknown(given_name, known)
+        if name in found:
+            raise InvalidOptionError(given_name, "is given twice, with dashes and with underscores.")
+        found[name] = value
+    return found
+
+
+def _mode_options(mode: object) -> dict[str, Any]:
+    modes = compilers.inductor_modes()
+    return {} if mode is None else dict(modes[given.choice("mode", mode, modes)])
+
+
+# --- Values -------------------------------------------------------------------------------------------
+
+
+def check_budget(budget: object) -> Budget:
+    """A budget that ``resolve_budget`` understands, in Python's own types.
+
+    Raises:
+        InvalidOptionError: It is none.
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str) and (budget == "min" or _bytes_of_text(budget) is not None):
+        return str(budget)
+    size = given.whole(budget)
+    if size is not None:
+        return size
+    fraction = given.amount(budget, given.MOST_BYTES)
+    if fraction is None:
+        raise InvalidOptionError("budget", f"got {shown(budget)}, expected {_BUDGETS}.")
+    if fraction > 1:
+        problem = f"{fraction!r} is no fraction; give bytes as an int, such as {int(fraction)}."
+        raise InvalidOptionError("budget", problem)
+    return fraction
+
+
+def check_time_limit(seconds: object) -> float | None:
+    """The time limit in Python's own types.
+
+    Raises:
+        InvalidOptionError: It is neither None nor a positive number.
+    """
+    if seconds is None:
+        return None
+    limit = given.amount(seconds)
+    if not limit:
+        expected = ("None", f"a number above 0 and up to {given.MOST_SECONDS:g}")
+        raise InvalidOptionError.bad_value("time_limit_seconds", seconds, expected)
+    return limit
+
+
+def check_planner(planner: object) -> str | Callable[..., Any]:
+    """The name of a planner, or a callable.
+
+    Raises:
+        InvalidOptionError: It is neither.
+    """
+    return planner if callable(planner) else given.choice("planner", planner, PLANNERS, "a function")
+
+
+# How the value of each option of ours is read: checked, and in Python's own types.
+_READERS: dict[str, Callable[[object], Any]] = {
+    "budget": check_budget,
+    "planner": check_planner,
+    "compiler": functools.partial(given.choice, "compiler", allowed=COMPILERS),
+    "cost": check_cost,
+    "on_error": functools.partial(given.choice, "on_error", allowed=ON_ERROR),
+    "inplace": functools.partial(given.flag, "inplace"),
+    "time_limit_seconds": check_time_limit,
+    "detect_writes": functools.partial(given.flag, "detect_writes"),
+}
+OWN = tuple(_READERS)
+
+
+def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:
+    """The budget in bytes; None for None and ``"min"``, which are not numbers of bytes.
+
+    >>> resolve_budget("1.5KiB", 0), resolve_budget(0.25, 4096), resolve_budget(100, 0)
+    (1536, 1024, 100)
+    """
+    budget = check_budget(budget)
+    if isinstance(budget, str):
+        return None if budget == "min" else _bytes_of_text(budget)
+    return int(budget * baseline_peak_bytes) if isinstance(budget, float) else budget
+
+
+def _bytes_of_text(text: str) -> int | None:
+    """The number of bytes that a text names; None if it names none, or one that can't be counted."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    scale = _UNITS.get(match[2], 0) if match is not None else 0
+    if match is None or scale == 0 or (scale == 1 and "." in match[1]):
+        return None
+    size = Decimal(match[1]) * scale
+    return int(size) if size <= given.MOST_BYTES else None

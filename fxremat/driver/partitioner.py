@@ -1,0 +1,134 @@
+"""The partitioner: the object that AOTAutograd and Inductor call to split a joint graph."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from fxremat._torch import compilers, graphs
+from fxremat.device import calibrate
+from fxremat.driver.journal import RECORDED, graph_name, warn_of_fallback
+from fxremat.driver.options import Options
+from fxremat.driver.pipeline import rewritten, split
+from fxremat.errors import FxrematError, InvalidOptionError
+from fxremat.inductor.lowered import Handed, handed
+
+
+class Partitioner(graphs.CustomPartitionerFn):
+    """A partition function for AOTAutograd and for Inductor.
+
+    Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
+    caches know, and ``detect_writes``, which changes no graph; and the fingerprint of the graph that it is
+    made for. What changes is no part of what is pickled; it follows from the graph and the options.
+
+    Attributes:
+        within_bytes: A predicted peak that plans must keep besides the budget.
+        given: What generated code will not say of the graph that was split last; None before.
+    """
+
+    def __init__(self, options: Options, fingerprint: str = "") -> None:
+        cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
+        self.options = replace(options, inductor={}, cost=cost, detect_writes=False)
+        self.fingerprint = fingerprint
+        self.within_bytes: int | None = None
+        self.given: Handed | None = None
+
+    def key(self) -> str:
+        """A short text for what ``uuid`` is; another each time where that is nothing."""
+        return hashlib.sha256(repr(self.uuid() or uuid.uuid4()).encode()).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the state and ``uuid``, for caches that look at nothing else."""
+        key = self.uuid()
+        state = {"options": self.options, "fingerprint": self.fingerprint}
+        return {**state, "key": key if key is not None else lambda: None}
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        *,
+        num_fwd_outputs: int = 0,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph into its forward and its backward under the budget.
+
+        Raises:
+            InvalidOptionError: Inductor asks, and the options are for graphs that run as they are.
+        """
+        if kwargs.get("compiler") == "inductor" and self.options.compiler != "inductor":
+            problem = (
+                "Inductor would compile graphs that write in place. Use partitioner(compiler='inductor')."
+            )
+            raise InvalidOptionError("compiler", problem)
+        if not has_backward(gm, num_fwd_outputs):
+            return graphs.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+        name = graph_name()
+        try:
+            graph, report = rewritten(
+                gm,
+                num_fwd_outputs,
+                self.options,
+                name,
+                static_lifetime_input_indices or (),
+                self.within_bytes,
+            )
+            forward, backward = split(graph, self.options)
+        except FxrematError as error:
+            if self.options.on_error == "raise":
+                raise
+            warn_of_fallback(name, str(error))
+            return graphs.min_cut_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        RECORDED.append(report)
+        self.given = handed(graph)
+        return forward, backward
+
+    def uuid(self) -> object:
+        """What caches of compiled graphs depend on besides the graph: source, torch, options, calibration."""
+        if callable(self.options.planner):
+            return None  # a function has no text that names it in another process: nothing is cached
+        source = compilers.source_hash(pathlib.Path(__file__).parents[1])
+        try:
+            calibration = calibrate.fingerprint(self.options.cost)
+        except FxrematError as error:  # planning raises it as well, and a fallback depends on nothing else
+            calibration = str(error)
+        return source, repr(self.options), calibration, self.fingerprint
+
+
+def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:
+    """Whether the joint graph computes any gradient."""
+    (outputs,) = next(iter(module.graph.find_nodes(op="output"))).args
+    return any(isinstance(leaf, fx.Node) for leaf in outputs[num_fwd_outputs:])
+
+
+def partitioner(**options: Any) -> Partitioner:
+    """A partitioner for AOTAutograd's ``partition_fn`` or Inductor's ``custom_partitioner_fn``.
+
+    Args:
+        **options: As for the backend, but for ``detect_writes``, and Inductor's own, which it must be given.
+
+    Raises:
+        InvalidOptionError: An option or its value is unknown, or is none of a partitioner's.
+
+    Example:
+        >>> import torch; from functorch.compile import aot_function
+        >>> partition = partitioner(budget="min", compiler="eager")
+        >>> square = aot_function(torch.square, lambda graph, inputs: graph, partition_fn=partition)
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> square(x).sum().backward()
+        >>> x.grad
+        tensor([2., 2.])
+    """
+    parsed = Options.parse(options)
+    for name in parsed.inductor:
+        raise InvalidOptionError(name, "is Inductor's own. Give it to torch.compile, beside the partitioner.")
+    if parsed.detect_writes:
+        raise InvalidOptionError("detect_writes", "is for backend='fxremat'; a partitioner runs no graph.")
+    return Partitioner(parsed)

@@ -1,0 +1,339 @@
+"""The pipeline: the stages in order.
+
+    JointGraph -> problem -> solutions -> choice -> rewrite -> partition -> (forward, backward) + Report
+
+Everything that decides is a pure function of its arguments; the same graph and options give the same plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from fxremat import given
+from fxremat._torch import graphs
+from fxremat.device.calibrate import scratch_bytes
+from fxremat.driver.options import Budget, Options, check_planner, check_time_limit, resolve_budget
+from fxremat.driver.report import Report, make_report
+from fxremat.driver.writes import read_again
+from fxremat.emit.partition import partition
+from fxremat.emit.rewrite import rewrite
+from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
+from fxremat.graph.joint import JointGraph, check_graph
+from fxremat.inductor.order import order_recomputation
+from fxremat.planners import PLANNERS
+from fxremat.predict.cost import costs
+from fxremat.predict.models import FUSIONS, profile
+from fxremat.predict.problem import Problem, Solution, margin, pareto, progress
+from fxremat.proof.bounds import Bounds
+from fxremat.search.baseline import baseline_plan
+
+SECONDS_WITHOUT_BUDGET = 0.3  # that ``auto`` searches where the default plan, or nearly that, is wanted
+
+_RETURNED = "mirror counts by node name, a schedule (names of nodes in order), a Solution, or several"
+
+
+def make_problem(
+    graph: JointGraph,
+    cost: str | Mapping[str, float] = "roofline",
+    fusion: str = "inductor",
+    static_inputs: Sequence[int] = (),
+    time_limit_seconds: float | None = None,
+) -> Problem:
+    """The planning problem of a graph."""
+    check_graph(graph)
+    fusion = given.choice("fusion", fusion, FUSIONS)
+    limit = check_time_limit(time_limit_seconds)
+
+    @functools.cache
+    def min_cut_saved() -> Sequence[str]:
+        assert graph.module is not None
+        return graphs.min_cut_saved(graph.module, len(graph.forward_outputs), static_inputs)
+
+    return Problem(graph, costs(graph, cost), fusion, min_cut_saved, limit)
+
+
+def plan(
+    graph: JointGraph,
+    budget: Budget = None,
+    planner: str | Callable[..., Any] = "auto",
+    cost: str | Mapping[str, float] = "roofline",
+    fusion: str = "inductor",
+    time_limit_seconds: float | None = None,
+) -> Solution:
+    """The least-time solution of a planner whose predicted peak fits the budget.
+
+    Args:
+        graph: The joint graph.
+        budget: None, bytes, ``"8GiB"``, a fraction of the peak without fxremat, or ``"min"``.
+        planner: A name of ``fxremat.PLANNERS``; a callable that takes a Problem and returns a Solution,
+            several, a schedule, or mirror counts; or one whose only parameter is called ``node``, that
+            takes a node of the forward (an ``fx.Node``) and returns its mirror count.
+        cost: ``"roofline"``, ``"measured"``, or seconds by node name.
+        fusion: The memory model: ``"inductor"``; ``"inplace"``, which is the backend's for
+            ``compiler="eager"``; or ``"none"``, where every value has a buffer of its own.
+        time_limit_seconds: About how long ``"auto"`` may search. The limit is counted in steps, so that the
+            plan is the same on every machine; None stands for a few seconds, less per node for large graphs.
+            For ``"exact"`` it limits the seconds of its proofs, and None stands for 60.
+
+    Raises:
+        InfeasibleBudgetError: None of the planner's solutions fits.
+        InvalidOptionError: An option has no such value.
+    """
+    limit = _time_limit(budget, planner, time_limit_seconds)
+    problem = make_problem(graph, cost, fusion, time_limit_seconds=limit)
+    budget_bytes = resolve_budget(budget, baseline_plan(problem).peak_bytes)
+    solution = choose(problem, solve(_asked(problem, budget, budget_bytes), planner), budget, budget_bytes)
+    return bounded(problem, bounds_of(problem), solution, budget_bytes)
+
+
+def frontier(
+    graph: JointGraph,
+    planner: str | Callable[..., Any] = "auto",
+    cost: str | Mapping[str, float] = "roofline",
+    fusion: str = "inductor",
+    time_limit_seconds: float | None = None,
+) -> tuple[Solution, ...]:
+    """The solutions that budgets are served from: no other of the planner's beats one in both peak and time.
+
+    Args:
+        graph: The joint graph.
+        planner: As for ``plan``.
+        cost: As for ``plan``.
+        fusion: As for ``plan``.
+        time_limit_seconds: As for ``plan``.
+
+    Returns:
+        Solutions with strictly falling peak and strictly rising time, each with the bound for its own peak.
+
+    Raises:
+        InvalidOptionError: An option has no such value.
+    """
+    problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
+    bounds = bounds_of(problem)
+    front = pareto(solve(problem, planner))
+    return tuple(bounded(problem, bounds, solution) for solution in progress(front, "bounding seconds"))
+
+
+def _time_limit(
+    budget: Budget, planner: str | Callable[..., Any], time_limit_seconds: float | None
+) -> float | None:
+    """The seconds of a search: little where ``auto`` is not asked for more than the default plan."""
+    if time_limit_seconds is None and budget is None and planner == "auto":
+        return SECONDS_WITHOUT_BUDGET
+    return time_limit_seconds
+
+
+def _asked(problem: Problem, budget: Budget, budget_bytes: int | None) -> Problem:
+    """The problem with the budgets that plans are asked for: none without a budget, all for ``"min"``."""
+    if budget_bytes is None:
+        return replace(problem, budgets=None if budget == "min" else ())
+    return replace(problem, budgets=(int(_allowed(problem, budget_bytes)),))
+
+
+def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution, ...]:
+    """The solutions of a planner, the one first that it prefers without a budget.
+
+    Raises:
+        InvalidOptionError: There is no such planner, or a callable takes or returns something else.
+        ScheduleError: What a callable returns is no execution of the graph.
+    """
+    planner = check_planner(planner)
+    if isinstance(planner, str):
+        return PLANNERS[planner](problem)
+    name = str(getattr(planner, "__name__", type(planner).__name__))
+    if _takes_nodes(planner, name):
+        returned: object = {node.name: planner(node) for node in _forward(problem.graph)}
+    else:
+        returned = planner(problem)
+    return _as_solutions(problem, returned, name)
+
+
+def _takes_nodes(planner: Callable[..., Any], name: str) -> bool:
+    """Whether a planner is a function from a node to its mirror count: its only parameter is ``node``."""
+    try:
+        signature = inspect.signature(planner)
+    except (TypeError, ValueError):
+        return False  # a callable without a signature
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        expected = "one argument: the Problem, or one called node"
+        raise InvalidOptionError("planner", f"{name!r} takes {signature}, expected {expected}.") from error
+    return list(signature.parameters) == ["node"]
+
+
+def _forward(graph: JointGraph) -> Sequence[Any]:
+    """The nodes of the forward, as fx nodes where there are any."""
+    nodes: Sequence[Any] = graph.fx_nodes or graph.nodes
+    return nodes[graph.num_inputs : graph.boundary]
+
+
+def _as_solutions(problem: Problem, returned: object, name: str) -> tuple[Solution, ...]:
+    """What a planner of the user's returned, as solutions that are valid and have this problem's figures."""
+    try:
+        if isinstance(returned, Mapping):
+            return (problem.mirror(returned, name),)
+        items = (returned,) if isinstance(returned, Solution) else _items(returned)
+        if items and all(isinstance(item, Solution) for item in items):
+            return tuple(_checked(problem, item) for item in items)
+        if items and all(isinstance(item, str) for item in items):
+            return (problem.check(problem.evaluate(items, name)),)
+    except ScheduleError as error:
+        raise ScheduleError(error.node, error.step, error.problem, name) from error
+    raise InvalidOptionError("planner", f"{name!r} returned {shown(returned)}, expected {_RETURNED}.")
+
+
+def _items(returned: object) -> tuple[Any, ...]:
+    """What a sequence or a generator holds; nothing for what is none, or has no order."""
+    if isinstance(returned, (str, Set)):
+        return ()
+    try:
+        iterator = iter(returned)  # type: ignore[call-overload]
+    except TypeError:
+        return ()
+    return tuple(iterator)
+
+
+def _checked(problem: Problem, solution: Solution) -> Solution:
+    """The solution with the figures of this problem, for which it may not have been made."""
+    found = problem.check(problem.evaluate(solution.schedule, solution.planner))
+    return replace(found, note=solution.note)
+
+
+def choose(
+    problem: Problem, solutions: Sequence[Solution], budget: Budget, budget_bytes: int | None
+) -> Solution:
+    """The solution that serves a budget: the preferred, the lowest, or the fastest that fits."""
+    if budget is None:
+        return solutions[0]
+    front = pareto(solutions)
+    if budget_bytes is None:
+        return front[-1]
+    fitting = [solution for solution in front if solution.peak_bytes <= _allowed(problem, budget_bytes)]
+    if not fitting:
+        found, least = front[-1].peak_bytes, bounds_of(problem).lowest_peak_bytes
+        lowest, bound = (-int(-peak // (1 - margin(problem))) for peak in (found, min(found, least)))
+        raise InfeasibleBudgetError(budget_bytes, lowest, problem.graph.name, bound)
+    return fitting[0]
+
+
+def bounds_of(problem: Problem) -> Bounds:
+    """What no schedule of the problem undercuts."""
+    return Bounds(problem.graph, problem.costs, problem.fusion)
+
+
+def bounded(
+    problem: Problem, bounds: Bounds, solution: Solution, budget_bytes: int | None = None
+) -> Solution:
+    """The solution with the bound on the seconds of all that serve the budget, or are within its own peak."""
+    within = solution.peak_bytes if budget_bytes is None else _allowed(problem, budget_bytes)
+    least = bounds.seconds(max(within, solution.peak_bytes))
+    return replace(solution, lower_bound_seconds=min(least, solution.seconds))
+
+
+def _allowed(problem: Problem, budget_bytes: int) -> float:
+    """The predicted peak that a budget allows."""
+    return budget_bytes * (1 - margin(problem))
+
+
+def planned(
+    graph: JointGraph,
+    options: Options,
+    static_inputs: Sequence[int] = (),
+    within_bytes: int | None = None,
+) -> Report:
+    """The report of a graph that is planned; its ``solution`` is the plan.
+
+    Args:
+        graph: The joint graph.
+        options: The user's options.
+        static_inputs: Positions of the inputs whose memory stays in place.
+        within_bytes: A predicted peak that the plan is to keep besides the budget; if none does, the lowest
+            plan is taken.
+
+    Raises:
+        FxrematError: One of the family.
+    """
+    start = time.perf_counter()
+    limit = _time_limit(options.budget, options.planner, options.time_limit_seconds)
+    problem = make_problem(graph, options.cost, options.fusion, static_inputs, limit)
+    baseline = baseline_plan(problem)
+    budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
+    asked = _asked(problem, options.budget, budget_bytes)
+    if within_bytes is not None:
+        asked = replace(asked, budgets=(within_bytes,))
+    solutions = solve(asked, options.planner)
+    bounds = bounds_of(problem)
+    chosen = choose(problem, solutions, options.budget, budget_bytes)
+    if within_bytes is not None:
+        front = pareto(solutions)
+        chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
+    solution = bounded(problem, bounds, chosen, budget_bytes)
+    report = make_report(
+        graph,
+        problem,
+        profile(graph, solution.schedule, options.fusion),
+        solution,
+        baseline,
+        compiler=options.compiler,
+        budget=options.budget,
+        budget_bytes=budget_bytes,
+        lowest_peak_bytes=min(each.peak_bytes for each in solutions),
+        lowest_peak_lower_bound_bytes=bounds.lowest_peak_bytes,
+        planning_seconds=time.perf_counter() - start,
+    )
+    return replace(report, notes=(*report.notes, *_notes(problem)))
+
+
+def _notes(problem: Problem) -> Sequence[str]:
+    """What is to be known about the problem's costs."""
+    count, nodes = problem.costs.untimed, len(problem.graph.nodes) - problem.graph.num_inputs
+    if count == 0:
+        return ()
+    return (f"{count} of {nodes} nodes could not be timed alone; their seconds are the roofline's",)
+
+
+def rewritten(
+    module: fx.GraphModule,
+    num_forward_outputs: int,
+    options: Options,
+    name: str,
+    static_inputs: Sequence[int] = (),
+    within_bytes: int | None = None,
+) -> tuple[JointGraph, Report]:
+    """The joint graph of a plan, mirrors included, and the report.
+
+    Args:
+        module: The joint fx graph.
+        num_forward_outputs: How many of its outputs belong to the forward.
+        options: The user's options.
+        name: What reports call it.
+        static_inputs: As for ``planned``.
+        within_bytes: As for ``planned``.
+
+    Raises:
+        FxrematError: One of the family; the module has at most been cleaned of duplicates then.
+    """
+    graphs.cse(module)
+    graphs.force_saves(module)
+    redraws = options.compiler == "eager"
+    graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=redraws)
+    graph = replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion))
+    report = planned(graph, options, static_inputs, within_bytes)
+    planned_graph = rewrite(graph, report.solution.schedule)
+    return planned_graph, replace(report, reads_again=read_again(planned_graph))
+
+
+def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward of a rewritten graph, as its compiler takes them."""
+    forward, backward = partition(graph, inplace=options.fusion == "inplace")
+    if options.compiler == "inductor":
+        order_recomputation(backward)
+    return forward, backward

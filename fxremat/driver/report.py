@@ -1,0 +1,305 @@
+"""Reports: what was kept, what is computed again and why, in tables that a person reads.
+
+A Report is frozen values and holds no graph. Units are converted here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from tabulate import tabulate
+
+from fxremat.driver.writes import ReadAgain
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import bind
+from fxremat.memory.liveness import MemoryProfile
+from fxremat.predict.problem import Problem, Solution
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of the forward that the backward needs.
+
+    Attributes:
+        name: The node's name.
+        operator: What computes it.
+        module: The user's module that it comes from.
+        source: The user's file and line.
+        saved_bytes: Bytes held from the forward to the backward; 0 if it is not saved.
+        recomputed: How often it is computed again.
+        recomputed_bytes: Bytes that computing it again allocates, each time.
+        extra_seconds: Predicted seconds of computing it again, all times together.
+        reason: Why it was kept, where that was no choice.
+    """
+
+    name: str
+    operator: str
+    module: str
+    source: str
+    saved_bytes: int
+    recomputed: int
+    recomputed_bytes: int
+    extra_seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What fxremat did to one compiled graph.
+
+    Attributes:
+        graph_name: Which graph; a model with graph breaks has several, each with its own budget.
+        compiler: ``"inductor"`` or ``"eager"``.
+        budget: The budget as it was given.
+        budget_bytes: The budget in bytes; None where it is no number.
+        solution: The plan.
+        baseline_peak_bytes: Predicted peak without fxremat.
+        baseline_seconds: Predicted time without fxremat.
+        num_nodes: Nodes of the joint graph.
+        planning_seconds: How long planning took.
+        gap: How much longer the plan takes than any within the budget must, or within its own peak where the
+            budget is no number: 0.02 for 2 % at most.
+        lowest_peak_bytes: The least peak of all plans at hand.
+        lowest_peak_lower_bound_bytes: No schedule has a lower peak.
+        values: The saved and the recomputed values, in the order of the forward.
+        notes: What could not be done as the user ordered, and why; and what the planner says of the plan.
+        lowered_peak_bytes: The peak of the code that Inductor generated, of both graphs or of the forward
+            while there is no backward; None where it is not known.
+        from_cache: Whether a cache had the graph compiled, so that it was not planned now: the plan, the
+            places in the source and the planning time are those of when it was.
+        reads_again: The inputs and outputs of the graph that recomputation reads: nobody may write to them
+            between the forward and the backward (``writes.py``).
+    """
+
+    graph_name: str
+    compiler: str
+    budget: int | float | str | None
+    budget_bytes: int | None
+    solution: Solution
+    baseline_peak_bytes: int
+    baseline_seconds: float
+    num_nodes: int
+    planning_seconds: float
+    gap: float
+    lowest_peak_bytes: int
+    lowest_peak_lower_bound_bytes: int
+    values: tuple[Value, ...]
+    notes: tuple[str, ...] = ()
+    from_cache: bool = False
+    lowered_peak_bytes: int | None = None
+    reads_again: tuple[ReadAgain, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak."""
+        return self.solution.peak_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes held from the forward to the backward."""
+        return sum(value.saved_bytes for value in self.values)
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        fields = asdict(self)
+        return json.dumps({**fields, "solution": json.loads(self.solution.to_json())})
+
+    def summary(self) -> str:
+        """A few lines: budget, peak, time."""
+        ratio = self.solution.seconds / self.baseline_seconds if self.baseline_seconds else 1.0
+        of_baseline = _ratio(self.peak_bytes, self.baseline_peak_bytes)
+        least = mib(self.lowest_peak_lower_bound_bytes)
+        milliseconds = f"{self.solution.seconds * 1e3:.2f} ms"
+        rows = [
+            ("budget", _budget(self)),
+            ("predicted peak", f"{mib(self.peak_bytes)}, {of_baseline} of the peak without fxremat"),
+            *self._lowered(),
+            ("saved for the backward", mib(self.saved_bytes)),
+            ("predicted time", f"{milliseconds}, {ratio - 1:+.1%} against the time without fxremat"),
+            ("lower bound", self._bound()),
+            ("lowest peak", f"{mib(self.lowest_peak_bytes)} found, {least} at least for any plan"),
+            ("recomputed nodes", f"{sum(self.solution.mirror_counts.values())} of {self.num_nodes}"),
+            ("planner", f"{self.solution.planner}, {self.planning_seconds:.2f} s"),
+        ]
+        if self.from_cache:
+            rows.append(
+                ("cache", "the compiled graph was in a cache, with this report of when it was planned")
+            )
+        rows += [("note", note) for note in self.notes]
+        return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
+
+    def _lowered(self) -> Iterable[tuple[str, str]]:
+        if self.lowered_peak_bytes is not None:
+            yield "lowered peak", f"{mib(self.lowered_peak_bytes)} in the generated code"
+
+    def _bound(self) -> str:
+        within = "at this peak" if self.budget_bytes is None else "within this budget"
+        least = f"at least {self.solution.lower_bound_seconds * 1e3:.2f} ms {within}"
+        return f"{least}: at most {math.ceil(self.gap * 1000) / 1000:.1%} from optimal"
+
+    def table(self, limit: int | None = 30) -> str:
+        """The values by module and source line, those with most bytes first.
+
+        Args:
+            limit: Rows to print; None for all.
+        """
+        rows = _by_place(self.values)
+        shown = rows if limit is None else rows[:limit]
+        text = tabulate(
+            [
+                (*where, mib(saved), mib(again), f"{seconds * 1e6:.0f}", why)
+                for where, saved, again, seconds, why in shown
+            ],
+            headers=(
+                "module",
+                "operator",
+                "source",
+                "values",
+                "saved",
+                "recomputed",
+                "extra us",
+                "kept because",
+            ),
+            disable_numparse=True,
+            colalign=("left", "left", "left", "right", "right", "right", "right", "left"),
+        )
+        hidden = len(rows) - len(shown)
+        return text + (f"\n... and {hidden} more rows" if hidden else "")
+
+    def __str__(self) -> str:
+        return f"{self.summary()}\n\n{self.table()}"
+
+
+def make_report(
+    graph: JointGraph,
+    problem: Problem,
+    profile: MemoryProfile,
+    solution: Solution,
+    baseline: Solution,
+    *,
+    compiler: str,
+    budget: int | float | str | None,
+    budget_bytes: int | None,
+    lowest_peak_bytes: int,
+    lowest_peak_lower_bound_bytes: int,
+    planning_seconds: float,
+) -> Report:
+    """The report of a planned graph."""
+    return Report(
+        graph.name,
+        compiler,
+        budget,
+        budget_bytes,
+        solution,
+        baseline.peak_bytes,
+        baseline.seconds,
+        len(graph.nodes) - graph.num_inputs,
+        planning_seconds,
+        _gap(solution),
+        lowest_peak_bytes,
+        lowest_peak_lower_bound_bytes,
+        tuple(_values(graph, problem, profile, solution)),
+        (*_notes(graph, {life.name for life in profile.saved}), *filter(None, [solution.note])),
+    )
+
+
+def _gap(solution: Solution) -> float:
+    if solution.lower_bound_seconds <= 0:
+        return 0.0 if solution.seconds <= 0 else math.inf
+    return solution.seconds / solution.lower_bound_seconds - 1
+
+
+def _notes(graph: JointGraph, saved: set[str]) -> Iterable[str]:
+    """Values that are kept although the user wants them computed again."""
+    found: dict[tuple[str, str, str], None] = {}
+    for node in graph.nodes:
+        if node.at_least and node.keep is not None and node.name in saved:
+            place = (graph.source(node.name) or node.name, graph.operator(node.name), node.keep)
+            found[place] = None
+    for source, operator, reason in found:
+        yield f"{source}: {operator} is kept although it is marked to be computed again: {reason}"
+
+
+def _values(
+    graph: JointGraph, problem: Problem, profile: MemoryProfile, solution: Solution
+) -> Iterable[Value]:
+    saved: dict[str, int] = {}
+    for life in profile.saved:
+        saved[life.name] = saved.get(life.name, 0) + life.bytes
+    mirrors = solution.mirror_counts
+    for name in bind_order(graph, solution, {*saved, *mirrors}):
+        index = graph.index[name]
+        node = graph.nodes[index]
+        yield Value(
+            name,
+            graph.operator(name),
+            graph.module_path(name),
+            graph.source(name),
+            saved.get(name, 0),
+            mirrors.get(name, 0),
+            sum(graph.storage_bytes[storage] for storage in node.recreates),
+            mirrors.get(name, 0) * problem.costs.of_node(graph, index),
+            (node.keep or "") if name in saved else "",
+        )
+
+
+def bind_order(graph: JointGraph, solution: Solution, names: set[str]) -> list[str]:
+    """The names in the order in which they first run."""
+    order = dict.fromkeys(graph.nodes[node].name for node in bind(graph, solution.schedule).nodes)
+    return [name for name in order if name in names]
+
+
+def _by_place(values: Iterable[Value]) -> list[tuple[tuple[str, str, str, int], int, int, float, str]]:
+    groups: dict[tuple[str, str, str], list[Value]] = {}
+    for value in values:
+        groups.setdefault((_repeated(value.module), value.operator, _short(value.source)), []).append(value)
+    rows = [
+        (
+            (*place, len(group)),
+            sum(value.saved_bytes for value in group),
+            sum(value.recomputed * value.recomputed_bytes for value in group),
+            sum(value.extra_seconds for value in group),
+            next((value.reason for value in group if value.reason), ""),
+        )
+        for place, group in groups.items()
+    ]
+    rows = [row for row in rows if row[1] or row[2] or row[3]]
+    return sorted(rows, key=lambda row: (-row[1] - row[2], row[0]))
+
+
+def _repeated(module: str) -> str:
+    """The path with the numbers of repeated modules left open.
+
+    >>> _repeated("blocks.11.mlp.0")
+    'blocks.*.mlp.*'
+    """
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
+def _short(source: str) -> str:
+    """``file:line`` without the directories above the file's own."""
+    return "/".join(source.split("/")[-2:])
+
+
+def mib(size: int) -> str:
+    """Bytes as MiB for a person.
+
+    >>> mib(3 << 19)
+    '1.50 MiB'
+    """
+    return f"{size / 2**20:.2f} MiB"
+
+
+def _ratio(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _budget(report: Report) -> str:
+    if report.budget is None:
+        return "none: the least time at no more memory than without fxremat"
+    if report.budget_bytes is None:
+        return "min: the least peak at hand"
+    return f"{report.budget!r} = {mib(report.budget_bytes)} for this graph"

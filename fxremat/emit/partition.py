@@ -1,0 +1,96 @@
+"""Partitioning: cut a joint graph where its backward begins.
+
+What the forward computes and the backward reads is saved. All decisions were made before: which side a
+node runs on is its place in the graph. The contract between the two graphs (order of saved values,
+symbolic sizes, opaque objects, random states) is PyTorch's own, kept by PyTorch's own helpers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from fxremat._torch import graphs
+from fxremat.errors import GraphError
+from fxremat.graph import twins
+from fxremat.graph.generators import random_state
+from fxremat.graph.joint import JointGraph, check_graph
+from fxremat.graph.schedule import bind
+from fxremat.memory.inplace import overwrites
+
+
+def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward of a joint graph.
+
+    Args:
+        graph: A graph made from fx, rewritten or not.
+        inplace: Whether results are written over operands that die, where that is safe. For graphs that
+            run as they are; a compiler that takes graphs without side effects must get them without.
+
+    Returns:
+        ``(forward, backward)``: the forward takes the primals and returns its outputs and the saved
+        values; the backward takes the saved values and the tangents and returns the gradients.
+
+    Raises:
+        GraphError: The graph has no fx graph or no gradient, or an operator's tuple would have to be saved.
+    """
+    check_graph(graph)
+    if graph.module is None:
+        raise GraphError(graph.name, "a graph made of mappings cannot be partitioned")
+    if all(gradient is None for gradient in graph.backward_outputs):
+        raise GraphError(graph.name, "it computes no gradient, so that it has no backward")
+    saved = [graph.fx_nodes[index] for index in saved_values(graph)]
+    forward, backward = graphs.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
+    names = [node.name for node in graph.nodes]
+    _erase_random(forward, frozenset(names[graph.boundary :]))
+    _erase_random(backward, frozenset(names[: graph.boundary]))
+    forward, backward = graphs.finish_partition(forward, backward)
+    if inplace:
+        _write_in_place(graph, (forward, backward))
+    return forward, backward
+
+
+def _write_in_place(graph: JointGraph, modules: Iterable[fx.GraphModule]) -> None:
+    """Turn into their twins the nodes that write over an operand in the graph's own order."""
+    written = {}
+    for step, overwrite in overwrites(graph, bind(graph, graph.names)).items():
+        node = graph.nodes[graph.num_inputs + step]
+        written[node.name] = graph.nodes[node.operands[overwrite.operand]].name
+    for module in modules:
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.name in written:
+                (operand,) = (each for each in node.all_input_nodes if each.name == written[node.name])
+                twins.write_over(node, operand)
+        module.recompile()
+
+
+def _erase_random(module: fx.GraphModule, others: frozenset[str]) -> None:
+    """Erase the other side's random operators and their states, with what only they read.
+
+    PyTorch's extraction copies every node whose operands are there, and outside of torch.compile the random
+    ones survive although dead. They would draw again, and change every later random number of the program.
+    """
+
+    def has_effect(node: fx.Node) -> bool:
+        is_others = node.name in others
+        return node.is_impure(impure_random=not is_others) and not (is_others and node.target is random_state)
+
+    module.graph.eliminate_dead_code(has_effect)
+    module.recompile()
+
+
+def saved_values(graph: JointGraph) -> list[int]:
+    """Indices of what the backward needs from the forward, inputs included, in order."""
+    gradients = set(graph.backward_outputs)
+    saved = []
+    for index, node in enumerate(graph.nodes[: graph.boundary]):
+        is_read = any(user >= graph.boundary for user in graph.users[index]) or index in gradients
+        if not is_read or graphs.is_tangent(graph.fx_nodes[index]) or graph.fx_nodes[index].op == "get_attr":
+            continue
+        if isinstance(graph.fx_nodes[index].meta.get("val"), (tuple, list, dict)):
+            raise GraphError(
+                node.name, "the backward reads an operator's tuple of the forward", graph.source(node.name)
+            )
+        saved.append(index)
+    return saved

@@ -1,0 +1,210 @@
+"""Loops: what a node is to a compiler that fuses: a loop, a reduction, a kernel, a copy, a view."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from fxremat._torch import graphs
+from fxremat.graph.ops import argument, aten, is_getitem, packet, prims, tensors, value_bytes, viewed_operand
+
+# Loops without a reduction although not tagged pointwise: they copy, fill, gather or pad.
+_COPYING = frozenset(
+    {
+        aten._to_copy,
+        aten._unsafe_index,
+        aten.arange,
+        aten.cat,
+        aten.clone,
+        aten.constant_pad_nd,
+        aten.copy,
+        aten.diagonal_scatter,
+        aten.embedding,
+        aten.empty_like,
+        aten.flip,
+        aten.full,
+        aten.full_like,
+        aten.gather,
+        aten.index,
+        aten.lift_fresh_copy,
+        aten.new_full,
+        aten.new_zeros,
+        aten.ones_like,
+        aten.repeat,
+        aten.roll,
+        aten.scalar_tensor,
+        aten.select_scatter,
+        aten.slice_scatter,
+        aten.tril,
+        aten.triu,
+        aten.zeros,
+        aten.zeros_like,
+        prims.convert_element_type,
+        prims.inductor_lookup_seed,
+        prims.inductor_random,
+        prims.iota,
+    }
+)
+# Loops that read windows of their operands.
+_WINDOWS = frozenset(
+    {
+        aten.avg_pool2d,
+        aten.avg_pool2d_backward,
+        aten.max_pool2d_with_indices,
+        aten.max_pool2d_with_indices_backward,
+        prims._low_memory_max_pool_offsets_to_indices,
+        prims._low_memory_max_pool_with_offsets,
+    }
+)
+_REDUCTIONS = frozenset(
+    {
+        aten.all,
+        aten.amax,
+        aten.amin,
+        aten.any,
+        aten.argmax,
+        aten.argmin,
+        aten.max,
+        aten.mean,
+        aten.min,
+        aten.prod,
+        aten.sum,
+        aten.var,
+        aten.var_mean,
+        prims.prepare_softmax_online,
+    }
+)
+_DEAR = graphs.dear_functions()
+
+
+class Kind(enum.Enum):
+    """How a node is lowered, which decides whether its value can stay in registers."""
+
+    VIEW = "view"
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    KERNEL = "kernel"
+
+
+class Reduction(NamedTuple):
+    """The sizes of a reduction.
+
+    Attributes:
+        read: Elements that it reads.
+        written: Elements that it writes.
+        is_inner: Whether the innermost dimensions are reduced.
+    """
+
+    read: int
+    written: int
+    is_inner: bool = True
+
+    def fits(self, elements: int) -> bool:
+        """Whether a loop over so many elements that reduces nothing can run in the same kernel.
+
+        An outer reduction goes through what it reads in another order.
+        """
+        return elements == self.written or (self.is_inner and elements == self.read)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What fusion needs to know of a node.
+
+    Attributes:
+        kind: How it is lowered.
+        elements: Elements that its loop runs over.
+        reduction: Its sizes; None where it reduces nothing.
+        is_expensive: Whether Inductor would rather store it than compute it in two places.
+        is_window: Whether it reads windows of its operands, so that they and it get buffers.
+        is_product: Whether it is a product of matrices, to which a sum that alone reads it can be fused.
+        is_sum: Whether it is a plain sum of two values.
+        is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
+        is_draw: Whether it draws random numbers, which Inductor never does inside of a reader.
+        is_scatter: Whether it adds to its first operand at the places that its second names.
+    """
+
+    kind: Kind
+    elements: int
+    reduction: Reduction | None = None
+    is_expensive: bool = False
+    is_window: bool = False
+    is_product: bool = False
+    is_sum: bool = False
+    is_cat: bool = False
+    is_draw: bool = False
+    is_scatter: bool = False
+
+
+def picks_offsets(node: fx.Node) -> bool:
+    """Whether the node picks the offsets that a maximum pooling returns besides the largest elements."""
+    is_second = is_getitem(node) and bool(node.args[1] == 1)
+    return is_second and packet(node.all_input_nodes[0]) is prims._low_memory_max_pool_with_offsets
+
+
+def loop(node: fx.Node) -> Loop:
+    """The loop that Inductor would make of the node."""
+    elements, lowered = _elements(node), kind(node)
+    if lowered is Kind.REDUCTION:
+        read = max(map(_elements, node.all_input_nodes), default=elements)
+        return Loop(Kind.REDUCTION, read, Reduction(read, elements, _reduces_innermost(node)))
+    operator = packet(node)
+    return Loop(
+        lowered,
+        elements,
+        is_expensive=operator in _DEAR,
+        is_window=operator in _WINDOWS,
+        is_product=operator is aten.mm,
+        is_sum=operator is aten.add and argument(node, "alpha") == 1,
+        is_cat=operator is aten.cat,
+        is_draw=operator is prims.inductor_random,
+        is_scatter=operator is aten.scatter_add,
+    )
+
+
+def _reduces_innermost(node: fx.Node) -> bool:
+    """Whether the dimensions that a reduction goes through are the last ones, or all."""
+    dims, operand = argument(node, "dim"), next(iter(node.all_input_nodes), None)
+    tensor = None if operand is None else next(tensors(operand.meta.get("val")), None)
+    if dims is None or tensor is None:
+        return True
+    reduced = {dim % max(tensor.dim(), 1) for dim in ([dims] if isinstance(dims, int) else dims)}
+    return not reduced or reduced == set(range(tensor.dim() - len(reduced), tensor.dim()))
+
+
+def _elements(node: fx.Node) -> int:
+    tensor = next(tensors(node.meta.get("val")), None)
+    if tensor is None:
+        return 1
+    return math.prod(graphs.hint(size) or 1 for size in tensor.shape)
+
+
+def kind(node: fx.Node) -> Kind:
+    """How Inductor would lower the node."""
+    if is_getitem(node) or viewed_operand(node) is not None:
+        return Kind.VIEW
+    if packet(node) in _REDUCTIONS:
+        return Kind.REDUCTION
+    if packet(node) in _COPYING | _WINDOWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return Kind.POINTWISE
+    return Kind.KERNEL
+
+
+def is_channels_first(tensor: torch.Tensor) -> bool:
+    """Whether an image's tensor would have to be copied to lie channels last.
+
+    Sizes of 1 have no order, so the weights of a convolution over single points need no copy.
+    """
+    return tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def moved_bytes(node: fx.Node) -> int:
+    """Bytes read and written by the node's kernel: its operands and results; none for a view."""
+    if kind(node) is Kind.VIEW:
+        return 0
+    return value_bytes(node) + sum(map(value_bytes, node.all_input_nodes))

@@ -1,0 +1,157 @@
+"""Inlining: which values Inductor computes inside of their readers, and which it realizes.
+
+The first and the third rule of ``fusion.py``. Facts about a resolved schedule, for the fusion model. Linear
+in steps and reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Kind
+from fxremat.graph.schedule import Binding
+from fxremat.inductor.layout import parts_read
+from fxremat.inductor.products import summed_products
+from fxremat.inductor.reads import looked_at, readers, viewed
+
+# Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
+MAX_READS_WHEN_REUSED = 4
+MAX_READS, MAX_READS_ON_CPU = 8, 12
+
+NO_INPUTS: frozenset[int] = frozenset()
+
+
+class Inlining:
+    """What is realized of a schedule.
+
+    Attributes:
+        loops: For each step, what its node computes.
+        kinds: For each step, what it is; a sum that is computed with a product is an external kernel, and
+            the product is none.
+        bases: For each step, that whose buffer its value looks at.
+        readers: For each step, those that read its buffer, views looked through.
+        parts_read: For convolutions, the views through which they read parts of values.
+        pinned: For each step, whether the backward or the caller needs its value.
+        leaves: For each step, the realized steps that computing it reads.
+        inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
+        is_dear: For each step, whether computing it inside of its readers would be too much work.
+        realized: For each step, whether its value is computed where it stands.
+        realized_readers: For each step, the realized ones that read its value, themselves or through inlined
+            steps.
+    """
+
+    def __init__(self, graph: JointGraph, binding: Binding, waits: Collection[int] = ()) -> None:
+        self.graph = graph
+        self.binding = binding
+        self.loops = [graph.loops[position] for position in binding.nodes]
+        self.kinds = [loop.kind for loop in self.loops]
+        self.bases = viewed(graph, binding)
+        self.readers = readers(graph, binding, self.bases)
+        self.parts_read = parts_read(graph, binding, self.bases)
+        outputs = {self.bases[step] for step in binding.outputs}
+        self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
+        self.leaves: list[tuple[int, ...]] = []
+        self.inputs_read: list[frozenset[int]] = []
+        self.is_dear: list[bool] = []
+        self.realized: list[bool] = []
+        self._looked_at = looked_at(graph, binding)
+        needed = {step for step in range(len(binding.nodes)) if self.pinned[step]}.union(waits)
+        products = summed_products(self.loops, binding.reads, self.readers, needed, graph.is_on_cpu)
+        for product, total in products.items():
+            self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
+        self._products = frozenset(products)
+        self._buffers_read: list[tuple[int, ...]] = []  # the leaves with an operator's outputs told apart
+        self._is_heavy: list[bool] = []  # whether a transcendental function is computed for it, on a CPU
+        for step in range(len(binding.nodes)):
+            self._realize(step)
+        self.realized_readers = self._find_realized_readers()
+
+    def _crosses(self, step: int) -> bool:
+        boundary, readers = self.binding.boundary, self.readers[step]
+        return step < boundary and bool(readers) and readers[-1] >= boundary  # they ascend
+
+    def _realize(self, step: int) -> None:
+        realized = self.realized
+        found: dict[int, None] = {}
+        buffers: dict[int, None] = {}
+        reads = [read for read in self.binding.reads[step] if read is not None]
+        inputs = self._find_inputs(step, reads)
+        for read in reads if self.bases[step] == step else ():  # who reads a view reads what it looks at
+            base = self.bases[read]
+            if realized[base]:
+                found[base] = buffers[self._looked_at[read]] = None
+            else:
+                found.update(dict.fromkeys(self.leaves[base]))
+                buffers.update(dict.fromkeys(self._buffers_read[base]))
+        self.leaves.append(tuple(found))
+        self._buffers_read.append(tuple(buffers))
+        self.inputs_read.append(inputs)
+        inlined = (self.bases[read] for read in reads if not realized[self.bases[read]])
+        is_heavy = self.loops[step].is_expensive or any(self._is_heavy[base] for base in inlined)
+        self._is_heavy.append(is_heavy and self.graph.is_on_cpu)
+        self.is_dear.append(self._costs_much(step, self._num_reads(step)))
+        realized.append(self._must_realize(step))
+
+    def _find_inputs(self, step: int, reads: Sequence[int]) -> frozenset[int]:
+        """The graph's inputs that computing a step reads, inlined operands looked through."""
+        found = NO_INPUTS
+        for read in reads:
+            if not self.realized[read] and self.inputs_read[read]:
+                found |= self.inputs_read[read]
+        return found if len(reads) == len(self.binding.reads[step]) else found | self._own_inputs(step)
+
+    def _own_inputs(self, step: int) -> frozenset[int]:
+        """The graph's inputs that a step reads itself."""
+        operands = self.graph.nodes[self.binding.nodes[step]].operands
+        reads = zip(operands, self.binding.reads[step], strict=True)
+        return frozenset(operand for operand, read in reads if read is None)
+
+    def _must_realize(self, step: int) -> bool:
+        kind, loop = self.kinds[step], self.loops[step]
+        if kind is Kind.VIEW or step in self._products:
+            return False
+        if kind is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
+            return True
+        if loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
+            return True
+        return any(self._needs_buffer(reader, step) for reader in self.readers[step])
+
+    def realized_at(self, step: int) -> int:
+        """Where a value is realized: where it stands, or where the windows are that alone read it."""
+        kind, loop, readers = self.kinds[step], self.loops[step], self.readers[step]
+        is_late = len(readers) == 1 and self.loops[readers[0]].is_window
+        stays = self.pinned[step] or self.is_dear[step] or loop.is_window or loop.is_draw or loop.is_cat
+        return readers[0] if kind is Kind.POINTWISE and is_late and not stays else step
+
+    def _needs_buffer(self, reader: int, step: int) -> bool:
+        """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
+        if self.kinds[reader] is Kind.KERNEL:
+            parts = self.parts_read.get(reader, ())
+            own = self.binding.reads[reader][1 if self.loops[reader].is_scatter else 0 :]
+            reads = (read for read in own if read is not None)
+            return any(self.bases[read] == step and read not in parts for read in reads)
+        return self.loops[reader].is_window and self._num_reads(step) > 1
+
+    def _num_reads(self, step: int) -> int:
+        """Buffers that computing a step reads."""
+        return len(self._buffers_read[step]) + len(self.inputs_read[step])
+
+    def _costs_much(self, step: int, reads: int) -> bool:
+        """Whether computing a value inside of its readers would be too much work."""
+        is_much = self._is_heavy[step] or reads > MAX_READS_WHEN_REUSED
+        return reads > (MAX_READS_ON_CPU if self.graph.is_on_cpu else MAX_READS) or (
+            is_much and len(self.readers[step]) > 1
+        )
+
+    def _find_realized_readers(self) -> list[Sequence[int]]:
+        """For each step, the realized ones that read its value, themselves or through inlined steps."""
+        realized = self.realized
+        every: list[Sequence[int]] = list(self.readers)  # these stand behind what they read
+        for step in reversed(range(len(every))):
+            readers = every[step]
+            if readers and not all(map(realized.__getitem__, readers)):
+                found = [[reader] if realized[reader] else every[reader] for reader in readers]
+                every[step] = list(dict.fromkeys(itertools.chain(*found)))
+        return every

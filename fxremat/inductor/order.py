@@ -1,0 +1,117 @@
+"""Order: what holds Inductor to the plan's order.
+
+Control dependencies keep recomputed segments where the plan has them; the marks of segments and stretches
+keep its scheduler from fusing across them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+from torch import fx
+
+from fxremat._torch import compilers, graphs
+from fxremat.graph import ops
+from fxremat.graph.loops import Kind, Loop, kind, loop
+from fxremat.graph.nodes import MIRROR
+from fxremat.inductor.products import summed_products
+from fxremat.inductor.segments import segments, stretches, waiting
+
+# Keys in the fx meta of the backward's nodes.
+SEGMENT = "fxremat_segment"  # a segment of recomputation
+STRETCH = "fxremat_stretch"  # a stretch between external kernels that run again
+
+
+def order_recomputation(backward: fx.GraphModule) -> int:
+    """Make each recomputed segment of a backward graph wait for what stands before it.
+
+    A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
+    the backward's start, and the memory comes back. The first mirror of each segment (``segments.py``)
+    is made to wait for the last value before it. Only operators that get a buffer of their own in any case
+    take part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more, and
+    loops alone run with their readers. A product that is computed with a sum is not waited for, or it would
+    be computed by itself; the sum is. Every node is told its segment and its stretch, so that the compiler
+    can be kept from fusing loops of two of them (``may_fuse``).
+
+    Returns:
+        How many dependencies were added.
+    """
+    nodes = list(backward.graph.nodes)
+    owns = [_has_own_buffer(node) and not ops.is_getitem(node) for node in nodes]
+    steps = [(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)]
+    numbers = segments(steps)
+    again = [MIRROR in node.meta and kind(node) is Kind.KERNEL for node in nodes]
+    parts = stretches(numbers, again)
+    first = frozenset(waiting(steps, numbers))
+    products = _summed_products(nodes, first)
+    sums = frozenset(products.values())
+    waits: dict[fx.Node, fx.Node] = {}
+    before: fx.Node | None = None
+    for index, node in enumerate(nodes):
+        node.meta[SEGMENT], node.meta[STRETCH] = numbers[index], parts[index]
+        if index in first and before is not None:
+            waits[node] = before
+        is_computed_here = index in sums or (_has_own_buffer(node) and index not in products)
+        if is_computed_here and isinstance(node.meta.get("val"), torch.Tensor):
+            before = node
+    _say_channels_last(backward, waits)
+    graphs.order_after(backward, waits)
+    return len(waits)
+
+
+def _summed_products(nodes: Sequence[fx.Node], waiting: Collection[int]) -> dict[int, int]:
+    """Indices of the products that are computed with a sum, and of their sums."""
+    index = {node: place for place, node in enumerate(nodes)}
+    calls = [node if node.op == "call_function" else None for node in nodes]
+    found = [Loop(Kind.KERNEL, 0) if node is None else loop(node) for node in calls]
+    reads = [[index[each] for each in node.all_input_nodes] for node in nodes]
+    readers = [[index[each] for each in _readers(node)] for node in nodes]
+    devices = (tensor.device.type for node in nodes for tensor in ops.tensors(node.meta.get("val")))
+    return summed_products(found, reads, readers, waiting, {*devices} == {"cpu"})
+
+
+def _readers(node: fx.Node) -> Iterable[fx.Node]:
+    """Who reads a value, views looked through."""
+    for user in node.users:
+        is_view = user.op == "call_function" and kind(user) is Kind.VIEW
+        yield from _readers(user) if is_view else (user,)
+
+
+def _say_channels_last(backward: fx.GraphModule, waiting: Iterable[fx.Node]) -> None:
+    """Give convolutions that wait the layout that Inductor gives the others.
+
+    It does not see them as convolutions, and would copy what they make to the layout that was traced.
+    """
+    found = [node for node in waiting if ops.is_convolution(node) and node.meta["val"].dim() == 4]
+    if found and compilers.lays_out_channels_last(backward):
+        for node in found:
+            node.meta["val"] = node.meta["val"].to(memory_format=torch.channels_last)
+
+
+def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:
+    """Whether buffers may be made by one kernel.
+
+    They may not where one is computed again, in a segment of its own, nor where an external kernel runs again
+    between them: the kernel would run at the place of one of them and hold what the other works on meanwhile.
+
+    Args:
+        first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
+            computed inside of its loop.
+        second: Those of another kernel.
+    """
+    nodes = [max(origins, key=_segment_and_mirror) for origins in (*first, *second) if origins]
+    is_again = any(MIRROR in node.meta for node in nodes)
+    return len({node.meta.get(SEGMENT if is_again else STRETCH) for node in nodes}) <= 1
+
+
+def _segment_and_mirror(node: fx.Node) -> tuple[int, bool]:
+    """What orders the nodes that a buffer was made for: segments ascend, a mirror is the stricter case."""
+    return node.meta.get(SEGMENT, -1), MIRROR in node.meta
+
+
+def _has_own_buffer(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    operator = node.args[0] if ops.is_getitem(node) else node
+    return isinstance(operator, fx.Node) and kind(operator) in (Kind.KERNEL, Kind.REDUCTION)

@@ -1,0 +1,76 @@
+"""Segments: which recomputed nodes Inductor may fuse, and which wait."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+
+def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
+    """The segment of recomputation that each step of a backward belongs to.
+
+    A segment begins with a mirror behind an operator that is none, or with a second mirror of a value that
+    the segment has mirrored already; it ends where the next one begins. Operators are what gets a buffer of
+    its own in any case: loops that run for the first time end no segment.
+
+    Args:
+        steps: For each step what it computes again, None if it runs for the first time, and whether it gets
+            a buffer of its own in any case.
+
+    >>> segments([("a", True), ("b", True), (None, True), ("c", False), ("a", True), ("a", True)])
+    [1, 1, 1, 2, 2, 3]
+    """
+    numbers = []
+    number, is_open = 0, False
+    mirrored: set[Hashable] = set()
+    for mirror, has_own_buffer in steps:
+        if mirror is None:
+            is_open = is_open and not has_own_buffer
+        elif not is_open or mirror in mirrored:
+            number, is_open, mirrored = number + 1, True, {mirror}
+        else:
+            mirrored.add(mirror)
+        numbers.append(number)
+    return numbers
+
+
+def stretches(numbers: Sequence[int], runs_again: Sequence[bool]) -> list[int]:
+    """The stretch between recomputed external kernels that each step of a backward belongs to.
+
+    A loop that were run behind such kernels instead of before them would hold what it reads all the while.
+
+    Args:
+        numbers: The segment of each step; they ascend.
+        runs_again: For each step, whether it is an external kernel that runs again.
+
+    Returns:
+        For each step the segment of the last such kernel up to it; -1 if there is none.
+
+    >>> stretches([0, 1, 1, 2, 3, 3], [False, True, False, False, False, True])
+    [-1, 1, 1, 1, 1, 3]
+    """
+    found, last = [], -1
+    for number, again in zip(numbers, runs_again, strict=True):
+        last = number if again else last
+        found.append(last)
+    return found
+
+
+def waiting(steps: Sequence[tuple[Hashable | None, bool]], numbers: Sequence[int]) -> list[int]:
+    """Which steps of a backward are made to wait for what stands before them.
+
+    These are the first mirror of each segment that gets a buffer of its own in any case.
+
+    Args:
+        steps: As for ``segments``.
+        numbers: What ``segments`` makes of them.
+
+    >>> steps = [(None, True), ("a", False), ("b", True), ("c", True), (None, True), ("a", True)]
+    >>> waiting(steps, segments(steps))
+    [2, 5]
+    """
+    first: dict[int, int] = {}
+    owning = [index for index, (_, has_own_buffer) in enumerate(steps) if has_own_buffer]
+    for index in owning:
+        if steps[index][0] is not None:
+            first.setdefault(numbers[index], index)
+    return [index for index in first.values() if index > owning[0]]

@@ -1,0 +1,36 @@
+"""Lowering: what a memory model says of a schedule, whichever model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fxremat.memory.inplace import Overwrite
+from fxremat.memory.instances import Instances
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What a code generator makes of a schedule.
+
+    Attributes:
+        materialised: For each step, whether its value gets a buffer.
+        runs_at: For each step, the step at which the kernel that computes it runs.
+        read_until: For each step, the last step at which its operands are read on its behalf, but for those
+            of ``read_later``.
+        extra_bytes: Triples (first step, last step, bytes), the steps included: copies that the code holds
+            besides the values, and, negative, results that are written over an operand that dies there.
+        held_in: For steps whose value is a part of a later step's buffer, that step.
+        read_later: Pairs of an operand's step and a step at which it is read, too.
+        overwrites: Without fusion, the steps that write their result over an operand.
+        instances: The storage instances of the schedule, where they had to be found.
+    """
+
+    materialised: Sequence[bool]
+    runs_at: Sequence[int]
+    read_until: Sequence[int]
+    extra_bytes: Sequence[tuple[int, int, int]] = ()
+    held_in: Mapping[int, int] = field(default_factory=dict)
+    read_later: Sequence[tuple[int, int]] = ()
+    overwrites: Mapping[int, Overwrite] = field(default_factory=dict)
+    instances: Instances | None = None

@@ -1,0 +1,212 @@
+"""What every planner takes and gives: a Problem and a Solution.
+
+A planner is a function from a Problem to a Solution. It makes schedules and never touches a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from fxremat.errors import InvalidOptionError, ScheduleError
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand_bound
+from fxremat.graph.schedule import Binding, Schedule, bind, bind_needed, validate
+from fxremat.memory.liveness import measure
+from fxremat.memory.lowering import Lowering
+from fxremat.predict.cost import Costs, seconds
+from fxremat.predict.models import lower
+
+Item = TypeVar("Item")
+
+# Of a budget under Inductor: how far a peak may exceed the predicted one before the graph is planned again.
+INDUCTOR_MARGIN, INDUCTOR_MARGIN_ON_CPU = 0.1, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A schedule with what it is predicted to take.
+
+    Attributes:
+        schedule: The execution order.
+        peak_bytes: Predicted peak, tangents included, above what the caller holds at the start.
+        seconds: Predicted time of the forward and the backward.
+        lower_bound_seconds: No schedule at all takes less: every node runs at least once.
+        planner: Which planner made it.
+        note: What the planner has to say of it, such as what is proved; empty for nothing.
+    """
+
+    schedule: Schedule
+    peak_bytes: int
+    seconds: float
+    lower_bound_seconds: float
+    planner: str
+    note: str = ""
+
+    @property
+    def mirror_counts(self) -> dict[str, int]:
+        """How often each node runs again; nodes that run once are left out."""
+        return self.schedule.mirror_counts
+
+    @property
+    def extra_seconds(self) -> float:
+        """What it takes beyond the lower bound."""
+        return self.seconds - self.lower_bound_seconds
+
+    def to_json(self) -> str:
+        """The solution as JSON; ``Solution.from_json`` reads it back."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> Solution:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            InvalidOptionError: It wrote something else.
+        """
+        try:
+            fields = json.loads(text)
+            return cls(**{**fields, "schedule": Schedule(fields["schedule"])})
+        except (TypeError, KeyError, ValueError) as error:
+            raise InvalidOptionError("text", f"is no solution that to_json wrote: {error!r}.") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a planner has to solve.
+
+    Attributes:
+        graph: The joint graph.
+        costs: Seconds of its nodes.
+        fusion: The memory model: ``"none"``, ``"inplace"`` or ``"inductor"``.
+        min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
+        time_limit_seconds: About how long a search may take; None: as the planner sees fit for the graph's
+            size. It is turned into a number of steps, so that a plan does not depend on the machine's load.
+        budgets: The bytes that plans are asked for, for a planner that makes them one by one; None: all
+            that may be asked for.
+    """
+
+    graph: JointGraph
+    costs: Costs
+    fusion: str
+    min_cut_saved: Callable[[], Sequence[str]] = tuple
+    time_limit_seconds: float | None = None
+    budgets: tuple[int, ...] | None = None
+    _latest: list[tuple[Schedule, Binding, Lowering]] = field(default_factory=list, init=False, repr=False)
+
+    @functools.cached_property
+    def lower_bound_seconds(self) -> float:
+        """Every node once, nothing read or written that fusion could save."""
+        fixed, nodes = self.costs.fixed, range(self.graph.num_inputs, len(self.graph.nodes))
+        if self.fusion != "inductor":
+            return sum(self.costs.of_node(self.graph, node) for node in nodes)
+        return sum(fixed[node] for node in nodes)
+
+    def evaluate(self, schedule: Sequence[str], planner: str) -> Solution:
+        """The solution that a schedule is."""
+        return self._evaluate(bind(self.graph, schedule), planner)
+
+    def evaluate_needed(self, schedule: Sequence[str], planner: str) -> Solution:
+        """The solution that a schedule is without what nobody reads; see ``prune``."""
+        return self._evaluate(bind_needed(self.graph, schedule), planner)
+
+    def mirror(self, counts: Mapping[str, int], planner: str, early: Sequence[str] = ()) -> Solution:
+        """The solution of mirror counts, by Algorithm 2; see ``expand``."""
+        return self._evaluate(expand_bound(self.graph, counts, early), planner)
+
+    def _evaluate(self, binding: Binding, planner: str) -> Solution:
+        lowering = lower(self.graph, binding, self.fusion)
+        taken = seconds(self.graph, binding, lowering, self.costs)
+        peak = measure(self.graph, binding, lowering).peak_bytes
+        schedule = binding.schedule(self.graph)
+        self._latest[:] = [(schedule, binding, lowering)]
+        return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
+
+    def lowered(self, solution: Solution) -> tuple[Binding, Lowering]:
+        """The schedule of a solution, resolved and lowered; at hand if it is the latest evaluated."""
+        for schedule, binding, lowering in self._latest:
+            if schedule is solution.schedule:
+                return binding, lowering
+        binding = bind(self.graph, solution.schedule)
+        return binding, lower(self.graph, binding, self.fusion)
+
+    def check(self, solution: Solution) -> Solution:
+        """The same solution, its schedule found valid and obedient; ScheduleError otherwise."""
+        name = self._disobedient(validate(self.graph, solution.schedule))
+        if name is not None:
+            source = self.graph.source(name)
+            problem = f"its region or checkpoint policy orders otherwise ({source})"
+            raise ScheduleError(name, None, problem)
+        return solution
+
+    def allows(self, schedule: Sequence[str]) -> bool:
+        """Whether a schedule obeys what the user ordered (``fxremat.region``)."""
+        return not self._has_orders or self._disobedient(bind(self.graph, schedule)) is None
+
+    @functools.cached_property
+    def _has_orders(self) -> bool:
+        return any(node.at_least or node.at_most is not None for node in self.graph.nodes)
+
+    def identity(self, planner: str) -> Solution:
+        """Every node once, in the graph's order, but for what the user ordered."""
+        return self.mirror({}, planner)
+
+    def _disobedient(self, binding: Binding) -> str | None:
+        """The first node whose order the schedule breaks."""
+        nodes = [self.graph.nodes[node] for node in binding.nodes]
+        runs = Counter(binding.nodes)
+        for step, reads in enumerate(binding.reads):
+            node = nodes[step]
+            if node.at_most is not None and runs[binding.nodes[step]] > node.at_most + 1:
+                return node.name
+            for read in reads if step >= binding.boundary else ():
+                if read is not None and not binding.is_mirror[read] and nodes[read].at_least > 0:
+                    return nodes[read].name
+        return None
+
+
+def progress(items: Iterable[Item], title: str) -> Iterable[Item]:
+    """The items, with a bar on a terminal once they have taken a second."""
+    bar: Iterable[Item] = tqdm(items, title, disable=None, leave=False, delay=1.0)
+    return bar
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's collector of reference cycles from running.
+
+    A planner makes millions of small objects and no cycles: each is freed as soon as it is of no more use,
+    and the collector, which goes through the whole graph over and over, would find nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def margin(problem: Problem) -> float:
+    """The part of a budget that is left free because the memory model is not exact."""
+    if problem.fusion != "inductor":
+        return 0.0
+    return INDUCTOR_MARGIN_ON_CPU if problem.graph.is_on_cpu else INDUCTOR_MARGIN
+
+
+def pareto(solutions: Iterable[Solution]) -> list[Solution]:
+    """Those that no other beats in both peak and time: peak strictly falling, time strictly rising."""
+    best: list[Solution] = []
+    for solution in sorted(solutions, key=lambda s: (s.peak_bytes, s.seconds)):
+        if not best or solution.seconds < best[-1].seconds:
+            best.append(solution)
+    return best[::-1]

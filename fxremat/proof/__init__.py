@@ -1,0 +1,1 @@
+"""What no plan undercuts: bounds, the exact search, the mixed-integer programme."""

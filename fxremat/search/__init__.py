@@ -1,0 +1,1 @@
+"""How `auto` and the paper's planners find plans."""

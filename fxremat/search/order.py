@@ -1,0 +1,75 @@
+"""Order: a better order of the operators, which costs no time.
+
+The order is the graph's own, but for this: an operator that frees at least what it allocates runs as soon
+as all that it reads is there. Such are weight gradients, which free an activation and allocate less, and sums
+of gradients, which end two lives and begin one. Effects and random numbers keep their order among each other,
+and the backward begins where the forward has ended. O(n log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from fxremat.search.condensed import Condensed
+
+
+def memory_order(condensed: Condensed) -> tuple[int, ...]:
+    """All operators once, in an order that frees early."""
+    return _Order(condensed).order()
+
+
+class _Order:
+    """The growing order."""
+
+    def __init__(self, condensed: Condensed) -> None:
+        self.condensed = condensed
+        self.operators = condensed.operators
+        self.waits_for = [len(set(each.reads)) for each in self.operators]
+        self.left: list[dict[int, None]] = [{} for _ in condensed.size]  # operators that have yet to read it
+        for index, operator in enumerate(self.operators):
+            for buffer in operator.reads:
+                self.left[buffer][index] = None
+        self.has_run = [False] * len(self.operators)
+        self.found: list[int] = []
+        self.gainful: list[tuple[int, int]] = []  # what frees at least what it allocates, most first
+
+    def order(self) -> tuple[int, ...]:
+        for index in range(len(self.operators)):
+            if index == self.condensed.boundary:
+                self.gainful.clear()
+                for ready in range(index, len(self.operators)):
+                    self._consider(ready)
+            if not self.has_run[index]:
+                self._run(index)
+            while self.gainful:
+                _, best = heapq.heappop(self.gainful)
+                if not self.has_run[best]:
+                    self._run(best)
+        return tuple(self.found)
+
+    def _run(self, index: int) -> None:
+        self.has_run[index] = True
+        self.found.append(index)
+        operator = self.operators[index]
+        for buffer in operator.reads:
+            del self.left[buffer][index]
+            if len(self.left[buffer]) == 1:
+                self._consider(next(iter(self.left[buffer])))
+        for buffer in operator.makes:
+            for reader in self.left[buffer]:
+                self.waits_for[reader] -= 1
+                self._consider(reader)
+
+    def _consider(self, index: int) -> None:
+        """Note an operator that is ready and gainful."""
+        operator = self.operators[index]
+        in_backward = len(self.found) >= self.condensed.boundary
+        is_free = operator.may_move and in_backward == (index >= self.condensed.boundary)
+        if self.has_run[index] or self.waits_for[index] or not is_free:
+            return
+        size, pinned = self.condensed.size, self.condensed.pinned
+        allocated = sum(size[buffer] for buffer in operator.makes)
+        last_read = [buffer for buffer in operator.reads if len(self.left[buffer]) == 1]
+        freed = sum(size[buffer] for buffer in last_read if not pinned[buffer])
+        if allocated <= freed:
+            heapq.heappush(self.gainful, (allocated - freed, index))

@@ -1,0 +1,98 @@
+"""Replay: what a plan of operators amounts to, see ``condensed.py``. Linear in its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fxremat.search.condensed import Condensed
+from fxremat.search.lives import live_bytes, lives
+
+
+def followed(condensed: Condensed, schedule: Iterable[str]) -> tuple[int, ...]:
+    """The plan that a schedule stands for: its operators in its order, free nodes left out."""
+    place = {operator.members[0]: index for index, operator in enumerate(condensed.operators)}
+    nodes = map(condensed.graph.index.__getitem__, schedule)
+    plan = obedient(condensed, [place[node] for node in nodes if node in place])
+    return tuple(without_unread(condensed, plan))
+
+
+def obedient(condensed: Condensed, plan: Iterable[int]) -> list[int]:
+    """The plan without runs that are too many, and with those that must be repeated in the backward."""
+    operators, must_repeat = condensed.operators, condensed.must_repeat
+    plan = list(plan)
+    if not must_repeat and (np.bincount(plan, minlength=len(operators)) <= condensed.flat.runs_at_most).all():
+        return plan
+    runs = [0] * len(operators)
+    order: list[int] = []
+    started = 0
+
+    def run(index: int) -> None:
+        runs[index] += 1
+        order.append(index)
+
+    def repeat(index: int) -> None:
+        """Run again what an operator of the backward may not read from the forward."""
+        stack = [index]
+        while stack:
+            top = stack[-1]
+            makers = (condensed.maker[buffer] for buffer in operators[top].reads)
+            missing = [maker for maker in makers if operators[maker].must_repeat and runs[maker] == 1]
+            if missing:
+                stack.append(missing[0])
+                continue
+            stack.pop()
+            if top != index:
+                run(top)
+
+    for index in plan:
+        if runs[index] >= operators[index].runs_at_most:
+            continue
+        if must_repeat and started == condensed.boundary:
+            repeat(index)
+        started += index < condensed.boundary and runs[index] == 0
+        run(index)
+    return order
+
+
+def without_unread(condensed: Condensed, plan: Sequence[int]) -> list[int]:
+    """The plan without repetitions that nothing reads."""
+    operators, found = condensed.operators, lives(condensed, plan)
+    is_needed = ~found.is_again
+    is_needed[found.run[found.is_read]] = True
+    if is_needed.all():
+        return list(plan)
+    seen = [False] * len(operators)
+    is_again = []
+    for index in plan:
+        is_again.append(seen[index])
+        seen[index] = True
+    needed = [False] * len(condensed.size)
+    order = []
+    for index, again in zip(reversed(plan), reversed(is_again), strict=True):
+        operator = operators[index]
+        if again and not any(needed[buffer] for buffer in operator.remakes):
+            continue
+        for buffer in operator.remakes if again else operator.makes:
+            needed[buffer] = False
+        for buffer in operator.reads:
+            needed[buffer] = True
+        order.append(index)
+    return order[::-1]
+
+
+def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
+    """The highest live bytes of a plan if every value has a buffer, as in ``memory/liveness.py``."""
+    found = lives(condensed, plan)
+    operators = np.array(plan, dtype=np.int64)
+    is_pinned = condensed.flat.is_pinned[found.buffer]
+    in_forward = operators[found.run] < condensed.boundary
+    stays = is_pinned & (found.is_final | in_forward)
+    last = np.where(stays, len(plan) - 1, found.last)
+    live = live_bytes(len(plan), condensed.flat.size[found.buffer], found.run, last)
+    live += condensed.flat.scratch_bytes[operators]
+    starts = np.flatnonzero(~found.is_again & (operators < condensed.boundary))
+    if len(starts) == condensed.boundary:
+        live[int(starts.max(initial=-1)) + 1 :] += condensed.graph.tangent_bytes
+    return int(live.max(initial=0))

@@ -1,0 +1,255 @@
+"""Retain: hold a buffer where there is room, and drop the recomputation that had it again.
+
+A plan that fits a budget has slack: between two runs of an operator the budget may leave room for its
+buffers all the way. Then the second run is dropped, and so are the runs that only served it. Dearest first,
+by seconds per byte, until nothing changes. The exact profile of the plan says where there is room.
+
+O(runs) per recomputation tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fxremat.search.condensed import Condensed
+from fxremat.search.flat import Integers
+from fxremat.search.lives import live_bytes, lives
+
+MAX_ROUNDS = 4
+
+
+def retain(condensed: Condensed, plan: Sequence[int], budget: int) -> tuple[int, ...]:
+    """The plan with as few recomputations as the budget has room for.
+
+    Args:
+        condensed: The graph.
+        plan: A plan.
+        budget: Bytes, tangents included; a plan that takes more comes back with no higher peak.
+    """
+    runs = Runs(condensed, plan)
+    budget = max(budget, runs.peak_bytes)
+    for _ in range(MAX_ROUNDS):
+        before = len(runs.plan())
+        for run in runs.by_worth():
+            if runs.is_there[run] and runs.fits_without(run, budget):
+                runs.drop(run)
+        if len(runs.plan()) == before:
+            break
+    return runs.plan()
+
+
+class Runs:
+    """A plan that can lose runs: who reads whom, and the live bytes at each run.
+
+    A run that was dropped keeps its place, so that places mean the same throughout.
+    """
+
+    def __init__(self, condensed: Condensed, plan: Sequence[int]) -> None:
+        self.condensed = condensed
+        self.operators = [condensed.operators[index] for index in plan]
+        self.indices = list(plan)
+        self.is_there = [True] * len(plan)
+        self.previous: list[int | None] = []  # the run of the same operator before
+        self.reads: list[dict[int, int]] = []  # buffer: the run that made it
+        self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it, in order
+        self._resolve()
+        self.boundary, first, last, self.live = _profile(condensed, plan)
+        self.first: list[int] = first.tolist()  # for each run, that with which its call begins
+        self.last: list[int] = last.tolist()  # and ends
+        self.overwritten = self._overwritten()
+        self.obstacle = 0  # the run at which there was no room the last time
+
+    def _resolve(self) -> None:
+        latest = [0] * len(self.condensed.size)
+        latest_run: dict[int, int] = {}
+        readers = self.readers
+        for run, operator in enumerate(self.operators):
+            read = {}
+            for buffer in operator.reads:
+                read[buffer] = source = latest[buffer]
+                readers[source][buffer].append(run)
+            self.reads.append(read)
+            before = latest_run.get(self.indices[run])
+            self.previous.append(before)
+            latest_run[self.indices[run]] = run
+            made: dict[int, list[int]] = {}
+            for buffer in operator.makes if before is None else operator.remakes:
+                made[buffer] = []
+                latest[buffer] = run
+            readers.append(made)
+
+    def _overwritten(self) -> dict[int, tuple[int, int]]:
+        """The runs that take the place of a buffer, with the run that made it and the buffer; counts them."""
+        found = {}
+        for run, operator in enumerate(self.operators):
+            for buffer in operator.overwrites:
+                source = self.reads[run][buffer]
+                is_same_part = (source < self.boundary) == (run < self.boundary)
+                is_pinned = self.condensed.pinned[buffer]
+                if is_same_part and not is_pinned and self.readers[source][buffer][-1] == run:
+                    found[run] = source, buffer
+                    self._change(self.first[run], self.last[run], -self.condensed.size[buffer])
+                    break
+        return found
+
+    def _taken_by(self, source: int, buffer: int) -> int | None:
+        """The run that takes the place of a buffer, if any."""
+        by = self.readers[source][buffer]
+        return by[-1] if by and self.overwritten.get(by[-1]) == (source, buffer) else None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest live bytes."""
+        return int(self.live.max(initial=0))
+
+    def plan(self) -> tuple[int, ...]:
+        """The runs that are left."""
+        return tuple(index for index, is_there in zip(self.indices, self.is_there, strict=True) if is_there)
+
+    def death(self, run: int, buffer: int) -> int:
+        """The last run at which a buffer of a run is live."""
+        if self.condensed.pinned[buffer] and self.previous[run] is None:
+            return len(self.operators) - 1
+        by = self.readers[run][buffer]
+        return self.last[by[-1] if by else run]
+
+    def by_worth(self) -> list[int]:
+        """The recomputations, those that take the most seconds per byte first, what serves them included."""
+
+        def worth(run: int) -> tuple[float, int]:
+            held = sum(self.condensed.size[buffer] for buffer, by in self.readers[run].items() if by)
+            return (-self._seconds(run) / held if held else -np.inf, run)
+
+        again = [r for r, before in enumerate(self.previous) if before is not None and self.is_there[r]]
+        return sorted(again, key=worth)
+
+    def _seconds(self, run: int) -> float:
+        """Seconds of a run and of the recomputations that serve it alone."""
+        total, stack, seen = 0.0, [run], {run}
+        while stack:
+            each = stack.pop()
+            total += self.operators[each].seconds * self.operators[each].worth
+            for buffer, source in self.reads[each].items():
+                is_alone = all(
+                    by == [each] if made == buffer else not by for made, by in self.readers[source].items()
+                )
+                if self.previous[source] is not None and is_alone and source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return total
+
+    def fits_without(self, run: int, budget: int) -> bool:
+        """Whether what a run makes could be held since it was last made."""
+        before = self._before(run)
+        operator = self.operators[run]
+        if operator.must_repeat and before < self.boundary <= run:
+            return False
+        needed = [buffer for buffer, by in self.readers[run].items() if by]
+        if not needed:
+            return True
+        if any(buffer not in self.readers[before] for buffer in needed):
+            return False
+        for buffer in needed:
+            taken = self._taken_by(before, buffer)
+            if taken is not None:
+                call = self.live[self.first[taken] : self.last[taken] + 1]
+                if int(call.max()) + self.condensed.size[buffer] > budget:
+                    return False
+        gaps = sorted((self.death(before, buffer) + 1, self.condensed.size[buffer]) for buffer in needed)
+        held = 0
+        for (first, size), (end, _) in zip(gaps, [*gaps[1:], (run, 0)], strict=True):
+            held += size
+            last = max(first, min(end, self.first[run]))
+            if last > first and not self._has_room(first, last, budget - held):
+                return False
+        return True
+
+    def _has_room(self, first: int, last: int, at_most: int) -> bool:
+        """Whether so many bytes at most are live at the runs of a range, its end left out."""
+        if first <= self.obstacle < last and self.live[self.obstacle] > at_most:
+            return False
+        highest = first + int(self.live[first:last].argmax())
+        if self.live[highest] <= at_most:
+            return True
+        self.obstacle = highest
+        return False
+
+    def _before(self, run: int) -> int:
+        """The run of the same operator before that is still there."""
+        before = self.previous[run]
+        assert before is not None, "only a recomputation has a run before"
+        return before if self.is_there[before] else self._before(before)
+
+    def drop(self, run: int) -> None:
+        """Leave a recomputation out, and then what nobody reads any more."""
+        before = self._before(run)
+        for buffer, by in self.readers[run].items():
+            size, birth = self.condensed.size[buffer], self.first[run]
+            if not by:
+                self._change(birth, self.last[run], -size)
+                continue
+            self._give_back(before, buffer)
+            self._give_back(run, buffer)
+            first = self.death(before, buffer) + 1
+            self._change(first, birth - 1, size)
+            self._change(birth, min(first - 1, self.last[max(by)]), -size)  # where both were held
+            self.readers[before][buffer] = sorted(self.readers[before][buffer] + by)
+            for reader in by:
+                self.reads[reader][buffer] = before
+        self._forget(run)
+
+    def _give_back(self, source: int, buffer: int) -> None:
+        """Let no run take the place of a buffer that lives longer now, or was made elsewhere."""
+        taken = self._taken_by(source, buffer)
+        if taken is not None:
+            del self.overwritten[taken]
+            self._change(self.first[taken], self.last[taken], self.condensed.size[buffer])
+
+    def _forget(self, run: int) -> None:
+        """Take a run out whose buffers are all somebody else's by now, or nobody's."""
+        self.is_there[run] = False
+        self._change(run, run, -self.operators[run].scratch_bytes)
+        for buffer, source in self.reads[run].items():
+            last = self.death(source, buffer)
+            self.readers[source][buffer].remove(run)
+            self._change(self.death(source, buffer) + 1, last, -self.condensed.size[buffer])
+            is_idle = not any(self.readers[source].values())
+            if self.previous[source] is not None and is_idle and self.is_there[source]:
+                for made in self.readers[source]:
+                    self._change(self.first[source], self.last[source], -self.condensed.size[made])
+                self._forget(source)
+
+    def _change(self, first: int, last: int, size: int) -> None:
+        if last >= first:
+            self.live[first : last + 1] += size
+
+
+def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
+    """The highest live bytes of a plan."""
+    if any(operator.overwrites for operator in condensed.operators):
+        return Runs(condensed, plan).peak_bytes
+    return int(_profile(condensed, plan)[-1].max(initial=0))
+
+
+def _profile(condensed: Condensed, plan: Sequence[int]) -> tuple[int, Integers, Integers, Integers]:
+    """Where the backward begins, the first and the last run of each run's call, and the live bytes.
+
+    The bytes are those of a plan that writes nothing over an operand.
+    """
+    flat, found = condensed.flat, lives(condensed, plan)
+    operators, runs = np.array(plan, dtype=np.int64), np.arange(len(plan))
+    boundary = int(np.flatnonzero(~found.is_again & flat.ends_forward[operators]).max(initial=-1)) + 1
+    is_loop = flat.is_loop[operators]
+    is_joined = np.append(False, is_loop[1:] & is_loop[:-1])[: len(plan)] & (runs != boundary)
+    calls = np.cumsum(~is_joined) - 1
+    firsts = np.flatnonzero(~is_joined)
+    lasts = np.append(firsts[1:], len(plan)) - 1
+    first, last = firsts[calls], lasts[: len(firsts)][calls]
+    stays = flat.is_pinned[found.buffer] & ~found.is_again[found.run]
+    deaths = np.where(stays, len(plan) - 1, last[found.last])
+    live = live_bytes(len(plan), flat.size[found.buffer], first[found.run], deaths)
+    live += flat.scratch_bytes[operators]
+    live[boundary:] += condensed.graph.tangent_bytes
+    return boundary, first, last, live
