@@ -15,21 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import models
 import torch
 from provenance import provenance
 from tabulate import tabulate
 from tqdm import tqdm
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-import models
 
 import fxremat
 from fxremat.measure import measure_peak

@@ -15,19 +15,14 @@ import argparse
 import json
 import math
 import pathlib
-import platform
-import sys
 import time
 from collections.abc import Iterable
 from typing import Any
 
-import torch
+from optima import DRAWN, Known, gaps, heuristic_points, known, planner_points, summary, within
+from provenance import provenance
 from tabulate import tabulate
 from tqdm import tqdm
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
-
-from optima import DRAWN, Known, gaps, heuristic_points, known, planner_points, summary, within
 
 FAR = 1000  # layers that take minutes
 
@@ -98,13 +93,7 @@ def main() -> None:
     drawn = [row for kind in DRAWN for row in drawn_rows(kind, arguments.graphs)]
     print(format_drawn(drawn))
     if arguments.json:
-        header = {
-            "device": platform.processor() or platform.machine(),
-            "date": time.strftime("%Y-%m-%d"),
-            "torch": torch.__version__,
-            "command": "python bench/" + " ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
-        }
-        result = {**header, "chains": chains, "drawn": drawn}
+        result = {**provenance(__file__), "chains": chains, "drawn": drawn}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

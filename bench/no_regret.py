@@ -2,7 +2,7 @@
 
     python bench/no_regret.py --scale full --json results.json
 
-Each model runs in a process of its own, in the way of ``frontier/race.py``: gradients are held against
+Each model runs in a process of its own, in the way of ``racing/race.py``: gradients are held against
 eager's, peaks are the allocator's, and time ratios are medians over rounds in which each program takes one
 step. The noise is what the same comparison makes of Inductor timed against itself. The exit status is 1 if a
 ratio of peaks is above 1.00 or one of times above 1.02.
@@ -18,14 +18,9 @@ import sys
 import tempfile
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-sys.path.insert(0, str(pathlib.Path(__file__).parent / "frontier"))
-
-import compare
-import wrapping
 from provenance import provenance
-from race import Race, Seeker
+from racing import compare, wrapping
+from racing.race import Race, Seeker
 from tabulate import tabulate
 
 MOST_PEAK, MOST_TIME = 1.00, 1.02  # the ratios that are promised

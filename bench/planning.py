@@ -18,12 +18,9 @@ import copy
 import itertools
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 
 import attention
 import networks

@@ -15,22 +15,18 @@ import argparse
 import json
 import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-from tabulate import tabulate
-from tqdm import tqdm
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
-
 import attention
 import models
 import networks
+import torch
 from networks import Built
+from tabulate import tabulate
+from tqdm import tqdm
 
 import fxremat
 from fxremat.predict.cost import COSTS, costs

@@ -1,6 +1,6 @@
 """The door to private torch names of the autograd engine: what a forward leaves behind, and counts of writes.
 
-See ``graphs.py`` and ``compilers.py`` for graphs and compilers.
+See ``graphs.py`` for the other doors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The door to private torch names of compilers: AOTAutograd, Inductor, and the modes that tracing runs in.
 
-See ``graphs.py`` and ``autograd.py`` for graphs and for autograd.
+See ``graphs.py`` for the other doors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
@@ -26,10 +25,12 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._ordered_set import OrderedSet
+
+from fxremat._torch import patches
 
 __all__ = [
     "GeneratedCode",
-    "cache_hits",
     "cacheable",
     "compile_id",
     "compile_with_inductor",
@@ -41,6 +42,8 @@ __all__ = [
     "inductor_option_names",
     "input_names",
     "lays_out_channels_last",
+    "missing_compiler",
+    "order_after",
     "source_hash",
     "unlimited_recompilation",
 ]
@@ -80,9 +83,9 @@ def compile_without_inductor(
 def compile_with_inductor(
     module: fx.GraphModule,
     inputs: Sequence[Any],
-    patches: Mapping[str, Any],
+    settings: Mapping[str, Any],
     may_fuse: Callable[[Origins, Origins], bool],
-    enclose: Callable[[], object],
+    outcome: Callable[[], object],
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
     in_order: bool = False,
@@ -93,11 +96,11 @@ def compile_with_inductor(
     Args:
         module: The graph of Dynamo's.
         inputs: Example inputs.
-        patches: Configuration that also holds for the late backward.
+        settings: Configuration that also holds for the late backward.
         may_fuse: Whether Inductor may make one kernel of two groups of buffers, each given as the fx nodes
             that it was made for.
-        enclose: Makes what is pickled with the graph's entry in AOTAutograd's cache; called when the forward
-            is compiled, behind the partitioner, and again with the backward; not at all when a cache has
+        outcome: Makes what is pickled with the graph's entry in AOTAutograd's cache; called when the forward
+            is compiled, behind the partitioner, and again with the backward; not at all when that cache has
             the graph.
         read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
             An exception ends the compilation.
@@ -113,19 +116,18 @@ def compile_with_inductor(
         with (
             _running_in_order() if in_order else contextlib.nullcontext(),
             V.set_choices_handler(_choices(V.choices, may_fuse)),
-            _reading_code(read, is_backward),
+            patches.reading_code(_reader(read, is_backward)),
         ):
             compiled = compile_fx_inner(*args, **kwargs)
         context = torch._guards.TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
-            context.fw_metadata.fxremat_enclosure = enclose()  # type: ignore[attr-defined]
+            context.fw_metadata.fxremat_outcome = outcome()  # type: ignore[attr-defined]
         return compiled
 
     now = {"force_non_lazy_backward_lowering": True} if backward_now else {}
+    found = {**settings, **cacheable(settings, key)}
     with torch._functorch.config.patch(now):
-        return compile_fx(  # type: ignore[return-value]
-            module, inputs, inner_compile=compile_inner, config_patches={**patches, **cacheable(patches, key)}
-        )
+        return compile_fx(module, inputs, inner_compile=compile_inner, config_patches=found)  # type: ignore[return-value]
 
 
 class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
@@ -161,27 +163,18 @@ def _running_in_order() -> contextlib.AbstractContextManager[Any]:
     return config.patch(_post_fusion_custom_pass=_InOrder())  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def _reading_code(read: Callable[[GeneratedCode], None], is_backward: bool) -> Iterator[None]:
-    """Hand on the code that Inductor generates; that of a graph from a cache is left out.
-
-    ``save_output_code`` is there to be replaced.
-    """
+def _reader(read: Callable[[GeneratedCode], None], is_backward: bool) -> Callable[[str], None]:
+    """What is called with the text of the code that Inductor generates, and hands on the whole of a graph."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
-    before = GraphLowering.save_output_code
-
-    def save(text: str) -> None:
-        if before is not None:
-            before(text)
+    def take(text: str) -> None:
         graph = V.graph
         is_whole = isinstance(graph, GraphLowering) and graph.name is None  # not one that is tried out
         if is_whole and not graph.cpp_wrapper:
             read(_generated(graph, text, is_backward))
 
-    with mock.patch.object(GraphLowering, "save_output_code", save):
-        yield
+    return take
 
 
 def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
@@ -208,7 +201,7 @@ def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
     return GeneratedCode(text, is_backward, buffer_bytes, origins, viewed, outputs)
 
 
-def cacheable(patches: Mapping[str, Any], key: str) -> dict[str, Any]:
+def cacheable(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The configuration by which graphs with control dependencies are cached.
 
     The operator is not declared cacheable. It is: its subgraph is a part of the graph's own text, and so of
@@ -219,13 +212,20 @@ def cacheable(patches: Mapping[str, Any], key: str) -> dict[str, Any]:
     from torch._inductor.fx_passes.control_dependencies import control_deps
 
     option = "unsafe_marked_cacheable_functions"
-    marked = patches.get(option, getattr(config, option))
+    marked = settings.get(option, getattr(config, option))
     return {option: {**marked, f"{control_deps.__module__}.{control_deps.__name__}": f"control_deps {key}"}}
 
 
-def cache_hits() -> int:
-    """How many graphs AOTAutograd's cache has served so far."""
-    return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
+def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> None:
+    """Make each key run after its value, as a dependency that Inductor's scheduler honours."""
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+
+    if not waits:
+        return
+    patches.add_missing_implementation()
+    preserve_node_ordering(module.graph, {node: OrderedSet([dep]) for node, dep in waits.items()})
+    module.graph.lint()
+    module.recompile()
 
 
 def _choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:

@@ -1,24 +1,21 @@
-"""The door to private torch names of graphs, and the place where torch versions differ.
+"""The door to private torch names of graphs: what a node of a joint graph stands for, and its sizes.
 
-Everything that PyTorch's partitioners know and do not publish is called from here: what a placeholder
-stands for, symbolic sizes' hints, the forced saves, the min-cut, the extraction of the two graphs. The other
-doors are ``compilers.py``, to AOTAutograd and Inductor, and ``autograd.py``, to the autograd engine.
-Supported: torch 2.11 to 2.15. A keyword that a version lacks is filtered by its signature, so the rest of the
-package never asks for a version.
+The other doors are ``partitioners.py`` to the steps of PyTorch's partitioners, ``compilers.py`` to
+AOTAutograd and Inductor, ``autograd.py`` to the autograd engine, and ``profilers.py``. What is changed of
+torch stands in ``patches.py``. Supported: torch 2.11 to 2.15. A keyword that a version lacks is filtered by
+its signature, so the rest of the package never asks for a version.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
-import networkx as nx
 import torch
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback as PassedThrough
-from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
@@ -26,33 +23,22 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTInput,
     PlainAOTOutput,
 )
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import active_fake_mode
 from torch._higher_order_ops.effects import with_effects
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._library.opaque_object import is_opaque_value
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
-from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import CheckpointPolicy
-
-from fxremat._torch.mincut import minimum_cut
 
 __all__ = [
     "SYMBOLIC_TYPES",
     "CheckpointPolicy",
-    "CustomPartitionerFn",
     "PassedThrough",
     "annotate",
-    "cse",
+    "call",
     "dear_functions",
-    "default_partition",
-    "extract_forward_backward",
-    "finish_partition",
-    "force_saves",
     "hint",
     "is_effectful",
-    "is_forward_seed",
     "is_higher_order",
     "is_opaque",
     "is_operator",
@@ -60,16 +46,11 @@ __all__ = [
     "is_tangent",
     "is_tracing",
     "leaves",
-    "min_cut_partition",
-    "min_cut_saved",
     "must_be_in_backward",
-    "must_be_in_forward",
     "mutated_input_of",
-    "order_after",
     "pin_to_backward",
     "place_at_caller",
     "same_sizes",
-    "wait_tensor_target",
     "was_traced_in_forward",
 ]
 
@@ -82,7 +63,7 @@ def leaves(value: object) -> list[Any]:
 SYMBOLIC_TYPES: tuple[type, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call with only those keywords that this torch version's ``function`` takes."""
     known = inspect.signature(function).parameters
     return function(*args, **{key: value for key, value in kwargs.items() if key in known})
@@ -96,21 +77,12 @@ def dear_functions() -> frozenset[Any]:
     return frozenset({aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh})
 
 
-# --- What a node of a joint graph stands for -------------------------------------------------------
-
-
 def is_tangent(node: fx.Node) -> bool:
     """A placeholder that only exists when the backward runs: a tangent, or the backward's own seed."""
     if node.op != "placeholder":
         return False
     target = str(node.target)
     return "tangents" in target or "bwd_seed" in target or "bwd_base_offset" in target
-
-
-def is_forward_seed(node: fx.Node) -> bool:
-    """A placeholder with the seed or offset of the forward's random numbers."""
-    target = str(node.target)
-    return node.op == "placeholder" and ("fwd_seed" in target or "fwd_base_offset" in target)
 
 
 def is_symbolic(node: fx.Node) -> bool:
@@ -136,18 +108,6 @@ def is_operator(target: object) -> TypeGuard[torch._ops.OpOverload]:
 def is_effectful(target: object) -> bool:
     """Whether a node's target threads an effect token."""
     return target is with_effects
-
-
-def wait_tensor_target() -> object | None:
-    """The operator that waits for a collective, where torch was built with distributed."""
-    if not torch.distributed.is_available():
-        return None
-    return torch.ops._c10d_functional.wait_tensor.default
-
-
-def must_be_in_forward(node: fx.Node) -> bool:
-    """Whether AOTAutograd placed this (mutating) node in the forward."""
-    return bool(partitioners._must_be_in_forward(node))
 
 
 def must_be_in_backward(node: fx.Node) -> bool:
@@ -207,7 +167,7 @@ def hint(size: int | torch.SymInt) -> int | None:
         return int(node_hint)
     shape_env = size.node.shape_env
     if hasattr(shape_env, "optimization_hint"):
-        return int(_call(shape_env.optimization_hint, size.node.expr, fallback=4096))
+        return int(call(shape_env.optimization_hint, size.node.expr, fallback=4096))
     return int(shape_env.size_hint(size.node.expr))
 
 
@@ -218,150 +178,3 @@ def same_sizes(some: Sequence[int | torch.SymInt], others: Sequence[int | torch.
         return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 
     return [*map(text, some)] == [*map(text, others)]
-
-
-# --- Steps of PyTorch's partitioners ----------------------------------------------------------------
-
-
-def cse(module: fx.GraphModule) -> None:
-    """Merge equal nodes, as PyTorch's partitioner does before it decides anything."""
-    module.graph.eliminate_dead_code()
-    if functorch_config.cse:
-        module.graph = fx_graph_cse(module.graph)
-    module.recompile()
-
-
-def force_saves(module: fx.GraphModule) -> None:
-    """Tag what PyTorch orders to be saved: collectives, effects and sources of backward mutations."""
-    if partitioners.has_recomputable_ops(module):
-        _keep_between_checkpoints(module)
-    if not functorch_config.unsafe_allow_optimization_of_collectives:
-        partitioners.force_save_collectives(module)
-    partitioners.force_save_effectful_ops(module)
-    partitioners.force_save_bw_mutation_src(module)
-
-
-def _keep_between_checkpoints(module: fx.GraphModule) -> None:
-    """Let PyTorch tag what it saves between checkpointed parts; only hooks need it in any case."""
-    wished = [n for n in module.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE]
-    partitioners.cleanup_recompute_tags(module, is_default_partition=False)
-    for node in wished:
-        is_saved = node.meta["recompute"] is CheckpointPolicy.MUST_SAVE
-        if is_saved and not node.meta.get("has_backward_hook", False):
-            node.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
-
-
-def min_cut_saved(
-    module: fx.GraphModule, num_forward_outputs: int, static_inputs: Sequence[int]
-) -> list[str]:
-    """Names of the values that PyTorch's min-cut keeps when memory is no constraint (budget 1)."""
-    wished = [n for n in module.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE]
-    for node in wished:
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # the min-cut knows no wish to save
-    info = partitioners.classify_nodes(module, list(static_inputs), num_forward_outputs)
-    for node in reversed(module.graph.nodes):
-        near = min((user.dist_from_bw + 1 for user in node.users), default=10**9)
-        if node.op == "output":
-            node.dist_from_bw = 10**9
-        elif not info.is_required_fw(node):
-            node.dist_from_bw = 0
-        else:
-            node.dist_from_bw = min(near, 10**9)
-    with _fast_minimum_cut():
-        saved = partitioners.choose_saved_values_set(module.graph, info, memory_budget=1)
-    for node in wished:
-        node.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
-    return [node.name for node in saved]
-
-
-@contextlib.contextmanager
-def _fast_minimum_cut() -> Iterator[None]:
-    """Let PyTorch find the same cut in less time, also where the backward reads nothing.
-
-    Up to torch 2.14 it asks networkx, by networkx's own name: whoever else does meanwhile gets the same
-    answer. From then on its own search is as fast, but refuses a graph without a sink.
-    """
-    owner: Any = partitioners if hasattr(partitioners, "minimum_cut") else nx
-    original = owner.minimum_cut
-
-    def cut(graph: Any, source: Any, sink: Any, *args: Any, **kwargs: Any) -> Any:
-        is_plain = not args and not kwargs and isinstance(graph, nx.DiGraph) and not graph.is_multigraph()
-        return (minimum_cut if is_plain else original)(graph, source, sink, *args, **kwargs)
-
-    owner.minimum_cut = cut
-    try:
-        yield
-    finally:
-        owner.minimum_cut = original
-
-
-def extract_forward_backward(
-    module: fx.GraphModule, saved: Iterable[fx.Node], num_forward_outputs: int
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split at the saved values, by PyTorch's contract between the two graphs."""
-    saved = list(saved)
-    opaque = [node for node in saved if is_opaque(node)]
-    symbolic = [node for node in saved if is_symbolic(node) and not _only_asserted(node)]
-    tensors = [node for node in saved if not is_opaque(node) and not is_symbolic(node)]
-    has_opaque = "saved_opaque_nodes" in inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
-    forward, backward = _call(
-        partitioners._extract_fwd_bwd_modules,
-        module,
-        tensors if has_opaque else tensors + opaque,
-        symbolic,
-        saved_opaque_nodes=opaque,
-        num_fwd_outputs=num_forward_outputs,
-        static_lifetime_input_nodes=OrderedSet(),
-    )
-    return forward, backward
-
-
-def _only_asserted(node: fx.Node) -> bool:
-    """A symbolic truth value that is read by runtime assertions alone."""
-    asserting = torch.ops.aten._assert_scalar.default
-    return (
-        isinstance(node.meta.get("val"), torch.SymBool)
-        and len(node.users) > 0
-        and all(user.target is asserting for user in node.users)
-    )
-
-
-def finish_partition(
-    forward: fx.GraphModule, backward: fx.GraphModule
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's last steps: thread the random states of nested graphs through both graphs."""
-    forward = partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False)
-    backward = partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True)
-    return forward, backward
-
-
-def default_partition(
-    module: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's partitioner that recomputes nothing; it takes graphs without a backward."""
-    return _call(partitioners.default_partition, module, inputs, **kwargs)  # type: ignore[no-any-return]
-
-
-def min_cut_partition(
-    module: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's partitioner, for graphs that ours does not take."""
-    return partitioners.min_cut_rematerialization_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
-
-
-def _run_dependent(dependencies: object, subgraph: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What an operator with control dependencies computes."""
-    return subgraph(*args, **kwargs)
-
-
-def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> None:
-    """Make each key run after its value, as a dependency that Inductor's scheduler honours."""
-    from torch._inductor.fx_passes.control_dependencies import control_deps, preserve_node_ordering
-
-    if not waits:
-        return
-    if torch._C.DispatchKey.Autograd not in control_deps.py_kernels:  # torch 2.11: operands are parameters
-        control_deps.py_impl(torch._C.DispatchKey.Autograd)(_run_dependent)
-    preserve_node_ordering(module.graph, {node: OrderedSet([dep]) for node, dep in waits.items()})
-    module.graph.lint()
-    module.recompile()

@@ -28,8 +28,8 @@ from fxremat.arena.packing import Blocks, apart, best, pool
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
 from fxremat.memory.inplace import Overwrite
-from fxremat.memory.liveness import Interval, measure
-from fxremat.predict.models import lower
+from fxremat.memory.liveness import Interval, profile_of
+from fxremat.predict.models import EVERY_VALUE, IN_PLACE
 
 STRATEGIES = ("none", "in-place", "sharing")
 FITS = {"best": best, "pool": pool}
@@ -104,8 +104,8 @@ def allocate(
     """
     strategy, fit = given.choice("strategy", strategy, STRATEGIES), given.choice("fit", fit, FITS)
     binding = bind(graph, schedule)
-    lowering = lower(graph, binding, "none" if strategy == "none" else "inplace")
-    intervals = measure(graph, binding, lowering).intervals
+    lowering = (EVERY_VALUE if strategy == "none" else IN_PLACE).lower(graph, binding)
+    intervals = profile_of(graph, binding, lowering).intervals
     over = _written_over(intervals, lowering.overwrites)
     buffer_of, blocks = _buffers(intervals, over)
     offsets = FITS[fit](blocks) if strategy == "sharing" else apart(blocks)

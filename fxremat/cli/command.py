@@ -23,7 +23,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "--points",
         type=Path,
         metavar="FILE.json",
-        help="measured points to draw upon it (see bench/frontier)",
+        help="measured points to draw upon it (see bench/frontier.md)",
     )
     frontier.set_defaults(command=_frontier)
 
@@ -201,10 +200,13 @@ def _paper(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from fxremat.driver.options import Options
+    from fxremat.driver.pipeline import planned
+
     with _stages("importing", "capturing", "planning") as next_stage:
         graph, options = _captured(arguments, next_stage)
         next_stage()
-        report = _planned(graph, **options)
+        report = planned(graph, Options.parse(options))
     _show([report], {}, arguments)
     return 0
 
@@ -243,16 +245,6 @@ def _captured(
     if all(gradient is None for gradient in graph.backward_outputs):
         raise CaptureError(f"{graph.name} has no gradient to compute, so there is nothing to plan")
     return graph, options
-
-
-def _planned(graph: JointGraph, **given: Any) -> Report:
-    """The report of a graph that is planned and goes no further."""
-    from fxremat.device.calibrate import scratch_bytes
-    from fxremat.driver.options import Options
-    from fxremat.driver.pipeline import planned
-
-    options = Options.parse(given)
-    return planned(replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion)), options)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import astuple
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from fxremat.graph import loops, ops
 from fxremat.graph.joint import JointGraph
 from fxremat.measure import held_bytes
 
-# For this process, by signature; scratch bytes of convolutions laid out as traced, and as Inductor does it.
+# For this process, by signature; scratch bytes of convolutions laid out as traced, and channels last.
 _scratch_bytes: dict[bool, dict[str, int]] = {}
 
 # Operators that could not be timed in this process; another may have the memory for them.
@@ -51,13 +51,19 @@ SECONDS_DIGITS = 3
 _Figure = TypeVar("_Figure", int, "float | None")
 
 
-def scratch_bytes(graph: JointGraph, fusion: str) -> tuple[int, ...]:
-    """Scratch bytes of each node of a graph; under Inductor loops have none, for they run in registers."""
-    is_inductor = fusion == "inductor"
-    in_registers = (loops.Kind.POINTWISE, loops.Kind.REDUCTION) if is_inductor else ()
+def scratch_bytes(
+    graph: JointGraph, *, in_registers: Collection[loops.Kind] = (), channels_last: bool = False
+) -> tuple[int, ...]:
+    """Scratch bytes of each node of a graph.
+
+    Args:
+        graph: The graph.
+        in_registers: What runs in registers, and has none unless it draws random numbers.
+        channels_last: Whether convolutions work channels last, whatever was traced.
+    """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
-    table = _scratch_bytes.setdefault(is_inductor, {})
-    measure = _scratch_under_inductor if is_inductor else _scratch
+    table = _scratch_bytes.setdefault(channels_last, {})
+    measure = _scratch_channels_last if channels_last else _scratch
     _fill(table, nodes, measure, "measuring scratch memory")
     known = {node.name: table[signature(node)] for node in nodes}
     return tuple(known.get(node.name, 0) for node in graph.nodes)
@@ -205,8 +211,8 @@ def _scratch(node: fx.Node, channels_last: bool = False) -> int:
     return 0
 
 
-def _scratch_under_inductor(node: fx.Node) -> int:
-    """Inductor lays out channels last what convolutions read.
+def _scratch_channels_last(node: fx.Node) -> int:
+    """As ``_scratch``, with what convolutions read laid out channels last, as Inductor does it.
 
     An image of one channel is laid out so in any case, and may have the strides of either order: torch's own
     convolution then takes it for channels first, and copies the others.

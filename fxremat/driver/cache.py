@@ -1,8 +1,9 @@
-"""Enclosures: what a compiled graph takes along into a compiler's cache, and what the cache must tell apart.
+"""Cache: what of a compiled graph travels in a compiler's cache, and what the cache's key leaves out.
 
-A graph that AOTAutograd's cache serves is not planned again. Its report travels in the cached entry itself,
-as an object that says so when it is unpickled; so it is there in any process that the entry reaches, and
-goes when the entry goes.
+A graph that AOTAutograd's cache serves is not planned again. What became of it when it was compiled, its
+*outcome*, travels in the cached entry itself; so it is there in any process that the entry reaches, and goes
+when the entry goes. The cache does not say what it reads. So an outcome that is unpickled announces itself to
+the compilation that is under way in the same thread (``listening``), and to nobody if there is none.
 
 Two things that a plan depends on are no part of the cache's own key: the marks of regions
 (``fxremat.region``), because the key leaves out what stands in a node's meta, and the numbers that symbolic
@@ -11,8 +12,11 @@ sizes stand for. ``fingerprint`` is both of them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,44 +26,48 @@ from fxremat._torch import graphs
 from fxremat.driver.report import Report
 from fxremat.graph.region import region_mark
 
-_opened: list[Enclosure] = []  # the one that was unpickled last, or none
 
-
-class Enclosure:
+@dataclass(frozen=True)
+class Outcome:
     """What became of a graph when it was compiled.
 
     Attributes:
         reports: The reports of what was planned; empty for a graph without a backward.
-        warnings: Why PyTorch's partitioner took over, where it did.
+        fallbacks: Why PyTorch's partitioner took over, where it did.
     """
 
-    def __init__(self, reports: Sequence[Report] = (), warnings: Sequence[str] = ()) -> None:
-        self.reports = tuple(reports)
-        self.warnings = tuple(warnings)
+    reports: tuple[Report, ...] = ()
+    fallbacks: tuple[str, ...] = ()
 
-    def __reduce__(self) -> tuple[Callable[..., Enclosure], tuple[Any, ...]]:
-        """Unpickling opens it, so that ``opened`` finds what a cache has just read."""
-        return _open, (self.reports, self.warnings)
-
-
-def _open(reports: Sequence[Report], warnings: Sequence[str]) -> Enclosure:
-    enclosure = Enclosure(reports, warnings)
-    _opened[:] = [enclosure]
-    return enclosure
+    def __reduce__(self) -> tuple[Callable[..., Outcome], tuple[Any, ...]]:
+        """Unpickling announces it."""
+        return _announced, (self.reports, self.fallbacks)
 
 
-def forget() -> None:
-    """From now on ``opened`` returns what is unpickled later, and nothing before."""
-    _opened.clear()
+_heard: ContextVar[list[Outcome] | None] = ContextVar("fxremat_heard", default=None)
 
 
-def opened() -> Enclosure | None:
-    """The enclosure that was unpickled last; None if none was since ``forget``.
+def _announced(reports: tuple[Report, ...], fallbacks: tuple[str, ...]) -> Outcome:
+    outcome = Outcome(reports, fallbacks)
+    heard = _heard.get()
+    if heard is not None:
+        heard.append(outcome)
+    return outcome
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[Outcome]]:
+    """Yield a list to which each outcome is added that this thread unpickles inside.
 
     A cache reads the entries of a key one after the other and takes the first whose guards hold: the last
     one that it reads.
     """
-    return _opened[0] if _opened else None
+    heard: list[Outcome] = []
+    token = _heard.set(heard)
+    try:
+        yield heard
+    finally:
+        _heard.reset(token)
 
 
 def fingerprint(module: fx.GraphModule, inputs: Sequence[object]) -> str:

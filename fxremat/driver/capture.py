@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fxremat import given
-from fxremat._torch import compilers, graphs
+from fxremat._torch import compilers, partitioners
 from fxremat.driver.options import COMPILERS
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError, shown, told
 from fxremat.graph.joint import JointGraph
@@ -83,8 +83,8 @@ def capture(
                 f"{name} could not be traced into a joint graph: {told(error)}. If it runs by itself, try "
                 f"torch.compile(model, backend='fxremat'), which splits a model where tracing stops."
             ) from error
-        graphs.cse(module)
-        graphs.force_saves(module)
+        partitioners.cse(module)
+        partitioners.force_saves(module)
         graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not decompose)
         _check_gradients(model, graph)
         return graph

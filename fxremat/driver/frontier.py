@@ -3,7 +3,7 @@
 A *point* is a plan that no other of the planner's beats in both predicted peak and predicted time. The
 *baseline* is the step without fxremat, as the same cost and memory models predict it. Every budget is
 served by a point; the least budget that a point serves lies above its peak where a margin is left free
-(``predict.problem.margin``).
+(``pipeline.least_budget``).
 
 Linear in the points' schedules, besides the planner's own time.
 """
@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tabulate import tabulate
 
-from fxremat.device.calibrate import scratch_bytes
-from fxremat.driver.options import Budget, memory_model, resolve_budget
-from fxremat.driver.pipeline import choose, make_problem, solve
+from fxremat.driver.options import Budget, GivenPlanner, memory_model, resolve_budget
+from fxremat.driver.pipeline import choose, least_budget, make_problem, solve
 from fxremat.driver.report import mib
 from fxremat.graph.joint import JointGraph
-from fxremat.predict.models import profile
-from fxremat.predict.problem import Problem, Solution, margin, pareto
+from fxremat.predict.models import MemoryModel
+from fxremat.predict.problem import Problem, Solution, pareto
 from fxremat.search.baseline import baseline_plan
 
 __all__ = ["Frontier", "Point", "make_frontier"]
@@ -134,7 +133,7 @@ class Frontier:
 def make_frontier(
     graph: JointGraph,
     *,
-    planner: str | Callable[..., Any] = "auto",
+    planner: GivenPlanner = "auto",
     cost: str = "roofline",
     compiler: str = "inductor",
     budget: Budget = None,
@@ -163,7 +162,6 @@ def make_frontier(
         InfeasibleBudgetError: No point serves the budget.
     """
     fusion = memory_model(compiler, inplace)
-    graph = replace(graph, scratch_bytes=scratch_bytes(graph, fusion))
     problem = make_problem(graph, cost, fusion)
     start = time.perf_counter()
     solutions = pareto(solve(problem, planner))
@@ -177,22 +175,17 @@ def make_frontier(
         compiler,
         len(graph.nodes) - graph.num_inputs,
         seconds,
-        _point(problem, baseline, "none" if fusion == "inplace" else fusion),
-        tuple(_point(problem, each, fusion, each is asked) for each in solutions),
+        _point(problem, baseline, problem.model.baseline),
+        tuple(_point(problem, each, problem.model, each is asked) for each in solutions),
     )
 
 
-def _least_budget(problem: Problem, peak_bytes: int) -> int:
-    """The least budget in bytes that a plan of this peak serves."""
-    return int(-(-peak_bytes // (1 - margin(problem))))
-
-
-def _point(problem: Problem, solution: Solution, fusion: str, is_asked_for: bool = False) -> Point:
+def _point(problem: Problem, solution: Solution, memory: MemoryModel, is_asked_for: bool = False) -> Point:
     return Point(
         solution.peak_bytes,
-        _least_budget(problem, solution.peak_bytes),
+        least_budget(problem, solution.peak_bytes),
         solution.seconds,
-        profile(problem.graph, solution.schedule, fusion).saved_bytes,
+        memory.profile(problem.graph, solution.schedule).saved_bytes,
         sum(solution.mirror_counts.values()),
         solution.planner,
         is_asked_for,

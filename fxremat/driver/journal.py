@@ -1,39 +1,31 @@
-"""Journal: what this process compiled, and what it left to PyTorch."""
+"""Journal: what this process compiled."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fxremat._torch import compilers
-from fxremat.driver import cache
+from fxremat.driver.compilation import Compilation
 from fxremat.driver.report import Report
 from fxremat.graph.region import regions_outside
 
-RECORDED: list[Report] = []
-FALLBACKS: list[str] = []  # why PyTorch's partitioner took over, each time
+_finished: list[Compilation] = []
 
 
-def add_from_cache(enclosure: cache.Enclosure | None) -> None:
-    """Take over the reports and the warnings of a graph that a cache had."""
-    name = graph_name()
-    if enclosure is None:
-        warnings.warn(f"fxremat has no report of {name}: a cache had it without one", stacklevel=3)
-        return
-    for text in enclosure.warnings:
-        warn_of_fallback(name, text)
-    RECORDED.extend(replace(report, graph_name=name, from_cache=True) for report in enclosure.reports)
+def add(compilation: Compilation) -> None:
+    """Enter a compilation that has succeeded; each once."""
+    _finished.append(compilation)
 
 
 def graph_name() -> str:
-    """What reports call the graph that is being compiled."""
-    return f"graph {compilers.compile_id() or len(RECORDED)}"
+    """What reports call the graph whose compilation begins."""
+    return f"graph {compilers.compile_id() or sum(1 for _ in _reports())}"
 
 
-def warn_of_fallback(name: str, reason: str) -> None:
-    """Say, and remember, that a graph is left to PyTorch's partitioner."""
-    FALLBACKS.append(reason)
-    warnings.warn(f"fxremat leaves {name} to PyTorch's partitioner: {reason}", stacklevel=3)
+def fallbacks() -> tuple[str, ...]:
+    """Why graphs that this process compiled were left to PyTorch's partitioner, in order."""
+    return tuple(reason for each in _finished for reason in each.fallbacks)
 
 
 def reports() -> tuple[Report, ...]:
@@ -46,4 +38,8 @@ def reports() -> tuple[Report, ...]:
     outside = [
         f"{line}: a region ran outside of any graph, where it does nothing" for line in regions_outside()
     ]
-    return tuple(replace(report, notes=(*report.notes, *outside)) for report in RECORDED)
+    return tuple(replace(report, notes=(*report.notes, *outside)) for report in _reports())
+
+
+def _reports() -> Iterator[Report]:
+    return (report for each in _finished for report in each.reports)

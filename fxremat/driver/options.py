@@ -21,6 +21,7 @@ from fxremat.planners import PLANNERS
 from fxremat.predict.cost import check_cost
 
 Budget: TypeAlias = "int | float | str | None"
+GivenPlanner: TypeAlias = "str | Callable[..., Any]"  # a name of PLANNERS, or a function of the user's
 
 COMPILERS = ("inductor", "eager")
 ON_ERROR = ("raise", "fallback")
@@ -58,7 +59,7 @@ class Options:
     """
 
     budget: Budget = None
-    planner: str | Callable[..., Any] = "auto"
+    planner: GivenPlanner = "auto"
     compiler: str = "inductor"
     cost: str | Mapping[str, float] = "roofline"
     on_error: str = "raise"
@@ -69,7 +70,7 @@ class Options:
 
     @property
     def fusion(self) -> str:
-        """The memory model that predicts what is compiled."""
+        """The name of the memory model that predicts what is compiled."""
         return memory_model(self.compiler, self.inplace)
 
     @classmethod
@@ -97,7 +98,7 @@ class Options:
 
 
 def memory_model(compiler: str, inplace: bool = True) -> str:
-    """The memory model that predicts a compiler: one of ``predict.models.FUSIONS``."""
+    """The name of the memory model that predicts a compiler: one of ``predict.models.FUSIONS``."""
     if compiler == "inductor":
         return "inductor"
     return "inplace" if inplace else "none"
@@ -171,7 +172,7 @@ def check_time_limit(seconds: object) -> float | None:
     return limit
 
 
-def check_planner(planner: object) -> str | Callable[..., Any]:
+def check_planner(planner: object) -> GivenPlanner:
     """The name of a planner, or a callable.
 
     Raises:

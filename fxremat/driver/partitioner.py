@@ -11,33 +11,34 @@ from typing import Any
 
 from torch import fx
 
-from fxremat._torch import compilers, graphs
+from fxremat._torch import compilers, partitioners
 from fxremat.device import calibrate
-from fxremat.driver.journal import RECORDED, graph_name, warn_of_fallback
+from fxremat.driver import journal
+from fxremat.driver.compilation import Compilation
 from fxremat.driver.options import Options
-from fxremat.driver.pipeline import rewritten, split
 from fxremat.errors import FxrematError, InvalidOptionError
-from fxremat.inductor.lowered import Handed, handed
 
 
-class Partitioner(graphs.CustomPartitionerFn):
+class Partitioner(partitioners.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
     Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
     caches know, and ``detect_writes``, which changes no graph; and the fingerprint of the graph that it is
-    made for. What changes is no part of what is pickled; it follows from the graph and the options.
+    made for. What becomes of that graph is no part of what is pickled; it follows from the graph and the
+    options.
 
     Attributes:
-        within_bytes: A predicted peak that plans must keep besides the budget.
-        given: What generated code will not say of the graph that was split last; None before.
+        compilation: The one that the partitioner belongs to. None for a user's own: each graph that it splits
+            is then a compilation by itself.
     """
 
-    def __init__(self, options: Options, fingerprint: str = "") -> None:
+    def __init__(
+        self, options: Options, fingerprint: str = "", compilation: Compilation | None = None
+    ) -> None:
         cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
         self.options = replace(options, inductor={}, cost=cost, detect_writes=False)
         self.fingerprint = fingerprint
-        self.within_bytes: int | None = None
-        self.given: Handed | None = None
+        self.compilation = compilation
 
     def key(self) -> str:
         """A short text for what ``uuid`` is; another each time where that is nothing."""
@@ -69,26 +70,14 @@ class Partitioner(graphs.CustomPartitionerFn):
             )
             raise InvalidOptionError("compiler", problem)
         if not has_backward(gm, num_fwd_outputs):
-            return graphs.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
-        name = graph_name()
-        try:
-            graph, report = rewritten(
-                gm,
-                num_fwd_outputs,
-                self.options,
-                name,
-                static_lifetime_input_indices or (),
-                self.within_bytes,
-            )
-            forward, backward = split(graph, self.options)
-        except FxrematError as error:
-            if self.options.on_error == "raise":
-                raise
-            warn_of_fallback(name, str(error))
-            return graphs.min_cut_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
-        RECORDED.append(report)
-        self.given = handed(graph)
-        return forward, backward
+            return partitioners.default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+        static_inputs = static_lifetime_input_indices or ()
+        if self.compilation is not None:
+            return self.compilation.split(gm, joint_inputs, num_fwd_outputs, static_inputs)
+        compilation = Compilation(self.options, self.fingerprint, journal.graph_name())
+        halves = compilation.split(gm, joint_inputs, num_fwd_outputs, static_inputs)
+        journal.add(compilation)
+        return halves
 
     def uuid(self) -> object:
         """What caches of compiled graphs depend on besides the graph: source, torch, options, calibration."""

@@ -2,7 +2,9 @@
 
     JointGraph -> problem -> solutions -> choice -> rewrite -> partition -> (forward, backward) + Report
 
-Everything that decides is a pure function of its arguments; the same graph and options give the same plan.
+The stages up to the choice are those of every way to ask: ``plan`` and ``frontier``, the command line, the
+backend. Everything that decides is a pure function of its arguments; the same graph and options give the same
+plan.
 """
 
 from __future__ import annotations
@@ -11,15 +13,20 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
-from fxremat import given
-from fxremat._torch import graphs
-from fxremat.device.calibrate import scratch_bytes
-from fxremat.driver.options import Budget, Options, check_planner, check_time_limit, resolve_budget
+from fxremat._torch import partitioners
+from fxremat.driver.options import (
+    Budget,
+    GivenPlanner,
+    Options,
+    check_planner,
+    check_time_limit,
+    resolve_budget,
+)
 from fxremat.driver.report import Report, make_report
 from fxremat.driver.writes import read_again
 from fxremat.emit.partition import partition
@@ -29,7 +36,7 @@ from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.inductor.order import order_recomputation
 from fxremat.planners import PLANNERS
 from fxremat.predict.cost import costs
-from fxremat.predict.models import FUSIONS, profile
+from fxremat.predict.models import MemoryModel, model
 from fxremat.predict.problem import Problem, Solution, margin, pareto, progress
 from fxremat.proof.bounds import Bounds
 from fxremat.search.baseline import baseline_plan
@@ -46,23 +53,38 @@ def make_problem(
     static_inputs: Sequence[int] = (),
     time_limit_seconds: float | None = None,
 ) -> Problem:
-    """The planning problem of a graph."""
+    """The planning problem of a graph.
+
+    Its graph is the one with scratch bytes, which depend on the memory model: so they are found here, and not
+    when the graph is captured, which runs nothing. Those that the graph has count as they are.
+    """
     check_graph(graph)
-    fusion = given.choice("fusion", fusion, FUSIONS)
+    memory = model(fusion)
+    graph = with_scratch_bytes(graph, memory)
     limit = check_time_limit(time_limit_seconds)
 
     @functools.cache
     def min_cut_saved() -> Sequence[str]:
         assert graph.module is not None
-        return graphs.min_cut_saved(graph.module, len(graph.forward_outputs), static_inputs)
+        return partitioners.min_cut_saved(graph.module, len(graph.forward_outputs), static_inputs)
 
-    return Problem(graph, costs(graph, cost), fusion, min_cut_saved, limit)
+    return Problem(graph, costs(graph, cost), memory.name, min_cut_saved, limit)
+
+
+def with_scratch_bytes(graph: JointGraph, memory: MemoryModel) -> JointGraph:
+    """The graph with the bytes that each operator allocates and frees again while it runs.
+
+    Each distinct operator is run once, alone, if its device is there (``device/calibrate.py``).
+    """
+    if graph.scratch_bytes or graph.module is None:
+        return graph
+    return replace(graph, scratch_bytes=memory.scratch_bytes(graph))
 
 
 def plan(
     graph: JointGraph,
     budget: Budget = None,
-    planner: str | Callable[..., Any] = "auto",
+    planner: GivenPlanner = "auto",
     cost: str | Mapping[str, float] = "roofline",
     fusion: str = "inductor",
     time_limit_seconds: float | None = None,
@@ -88,14 +110,12 @@ def plan(
     """
     limit = _time_limit(budget, planner, time_limit_seconds)
     problem = make_problem(graph, cost, fusion, time_limit_seconds=limit)
-    budget_bytes = resolve_budget(budget, baseline_plan(problem).peak_bytes)
-    solution = choose(problem, solve(_asked(problem, budget, budget_bytes), planner), budget, budget_bytes)
-    return bounded(problem, bounds_of(problem), solution, budget_bytes)
+    return decide(problem, budget, planner).solution
 
 
 def frontier(
     graph: JointGraph,
-    planner: str | Callable[..., Any] = "auto",
+    planner: GivenPlanner = "auto",
     cost: str | Mapping[str, float] = "roofline",
     fusion: str = "inductor",
     time_limit_seconds: float | None = None,
@@ -118,26 +138,17 @@ def frontier(
     problem = make_problem(graph, cost, fusion, time_limit_seconds=time_limit_seconds)
     bounds = bounds_of(problem)
     front = pareto(solve(problem, planner))
-    return tuple(bounded(problem, bounds, solution) for solution in progress(front, "bounding seconds"))
+    return tuple(bounded(problem, bounds, each) for each in progress(front, "bounding seconds"))
 
 
-def _time_limit(
-    budget: Budget, planner: str | Callable[..., Any], time_limit_seconds: float | None
-) -> float | None:
+def _time_limit(budget: Budget, planner: GivenPlanner, time_limit_seconds: float | None) -> float | None:
     """The seconds of a search: little where ``auto`` is not asked for more than the default plan."""
     if time_limit_seconds is None and budget is None and planner == "auto":
         return SECONDS_WITHOUT_BUDGET
     return time_limit_seconds
 
 
-def _asked(problem: Problem, budget: Budget, budget_bytes: int | None) -> Problem:
-    """The problem with the budgets that plans are asked for: none without a budget, all for ``"min"``."""
-    if budget_bytes is None:
-        return replace(problem, budgets=None if budget == "min" else ())
-    return replace(problem, budgets=(int(_allowed(problem, budget_bytes)),))
-
-
-def solve(problem: Problem, planner: str | Callable[..., Any]) -> tuple[Solution, ...]:
+def solve(problem: Problem, planner: GivenPlanner) -> tuple[Solution, ...]:
     """The solutions of a planner, the one first that it prefers without a budget.
 
     Raises:
@@ -207,6 +218,64 @@ def _checked(problem: Problem, solution: Solution) -> Solution:
     return replace(found, note=solution.note)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The solution that serves a budget, beside what it was chosen from.
+
+    Attributes:
+        problem: What was to be solved.
+        baseline: What runs without fxremat.
+        budget_bytes: The budget; None where it is no number of bytes.
+        solutions: All that the planner found, the one first that it prefers without a budget.
+        bounds: What no solution undercuts.
+        solution: The one that was chosen, with the bound on the seconds of all that serve the budget.
+    """
+
+    problem: Problem
+    baseline: Solution
+    budget_bytes: int | None
+    solutions: tuple[Solution, ...]
+    bounds: Bounds
+    solution: Solution
+
+
+def decide(
+    problem: Problem, budget: Budget, planner: GivenPlanner, within_bytes: int | None = None
+) -> Choice:
+    """The choice of a planner's solution for a budget.
+
+    Args:
+        problem: The problem.
+        budget: As for ``plan``.
+        planner: As for ``plan``.
+        within_bytes: A predicted peak that the solution is to keep besides the budget; if none does, the one
+            with the lowest peak is taken.
+
+    Raises:
+        InfeasibleBudgetError: No solution fits the budget.
+        InvalidOptionError: There is no such budget or planner.
+    """
+    baseline = baseline_plan(problem)
+    budget_bytes = resolve_budget(budget, baseline.peak_bytes)
+    asked = _asked(problem, budget, budget_bytes, within_bytes)
+    solutions, bounds = solve(asked, planner), bounds_of(problem)
+    chosen = choose(problem, solutions, budget, budget_bytes)
+    if within_bytes is not None:
+        front = pareto(solutions)
+        chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
+    solution = bounded(problem, bounds, chosen, budget_bytes)
+    return Choice(problem, baseline, budget_bytes, solutions, bounds, solution)
+
+
+def _asked(problem: Problem, budget: Budget, budget_bytes: int | None, within_bytes: int | None) -> Problem:
+    """The problem with the budgets that plans are asked for: none without a budget, all for ``"min"``."""
+    if within_bytes is not None:
+        return replace(problem, budgets=(within_bytes,))
+    if budget_bytes is None:
+        return replace(problem, budgets=None if budget == "min" else ())
+    return replace(problem, budgets=(int(_allowed(problem, budget_bytes)),))
+
+
 def choose(
     problem: Problem, solutions: Sequence[Solution], budget: Budget, budget_bytes: int | None
 ) -> Solution:
@@ -218,15 +287,26 @@ def choose(
         return front[-1]
     fitting = [solution for solution in front if solution.peak_bytes <= _allowed(problem, budget_bytes)]
     if not fitting:
-        found, least = front[-1].peak_bytes, bounds_of(problem).lowest_peak_bytes
-        lowest, bound = (-int(-peak // (1 - margin(problem))) for peak in (found, min(found, least)))
+        found = front[-1].peak_bytes
+        proved = min(found, bounds_of(problem).lowest_peak_bytes)
+        lowest, bound = (least_budget(problem, peak) for peak in (found, proved))
         raise InfeasibleBudgetError(budget_bytes, lowest, problem.graph.name, bound)
     return fitting[0]
 
 
+def _allowed(problem: Problem, budget_bytes: int) -> float:
+    """The predicted peak that a budget allows."""
+    return budget_bytes * (1 - margin(problem))
+
+
+def least_budget(problem: Problem, peak_bytes: int) -> int:
+    """The least budget in bytes that allows a predicted peak."""
+    return int(-(-peak_bytes // (1 - margin(problem))))
+
+
 def bounds_of(problem: Problem) -> Bounds:
     """What no schedule of the problem undercuts."""
-    return Bounds(problem.graph, problem.costs, problem.fusion)
+    return Bounds(problem.graph, problem.costs, problem.model)
 
 
 def bounded(
@@ -236,11 +316,6 @@ def bounded(
     within = solution.peak_bytes if budget_bytes is None else _allowed(problem, budget_bytes)
     least = bounds.seconds(max(within, solution.peak_bytes))
     return replace(solution, lower_bound_seconds=min(least, solution.seconds))
-
-
-def _allowed(problem: Problem, budget_bytes: int) -> float:
-    """The predicted peak that a budget allows."""
-    return budget_bytes * (1 - margin(problem))
 
 
 def planned(
@@ -255,8 +330,7 @@ def planned(
         graph: The joint graph.
         options: The user's options.
         static_inputs: Positions of the inputs whose memory stays in place.
-        within_bytes: A predicted peak that the plan is to keep besides the budget; if none does, the lowest
-            plan is taken.
+        within_bytes: As for ``decide``.
 
     Raises:
         FxrematError: One of the family.
@@ -264,29 +338,18 @@ def planned(
     start = time.perf_counter()
     limit = _time_limit(options.budget, options.planner, options.time_limit_seconds)
     problem = make_problem(graph, options.cost, options.fusion, static_inputs, limit)
-    baseline = baseline_plan(problem)
-    budget_bytes = resolve_budget(options.budget, baseline.peak_bytes)
-    asked = _asked(problem, options.budget, budget_bytes)
-    if within_bytes is not None:
-        asked = replace(asked, budgets=(within_bytes,))
-    solutions = solve(asked, options.planner)
-    bounds = bounds_of(problem)
-    chosen = choose(problem, solutions, options.budget, budget_bytes)
-    if within_bytes is not None:
-        front = pareto(solutions)
-        chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
-    solution = bounded(problem, bounds, chosen, budget_bytes)
+    choice = decide(problem, options.budget, options.planner, within_bytes)
     report = make_report(
-        graph,
+        problem.graph,
         problem,
-        profile(graph, solution.schedule, options.fusion),
-        solution,
-        baseline,
+        problem.model.profile(problem.graph, choice.solution.schedule),
+        choice.solution,
+        choice.baseline,
         compiler=options.compiler,
         budget=options.budget,
-        budget_bytes=budget_bytes,
-        lowest_peak_bytes=min(each.peak_bytes for each in solutions),
-        lowest_peak_lower_bound_bytes=bounds.lowest_peak_bytes,
+        budget_bytes=choice.budget_bytes,
+        lowest_peak_bytes=min(each.peak_bytes for each in choice.solutions),
+        lowest_peak_lower_bound_bytes=choice.bounds.lowest_peak_bytes,
         planning_seconds=time.perf_counter() - start,
     )
     return replace(report, notes=(*report.notes, *_notes(problem)))
@@ -321,11 +384,11 @@ def rewritten(
     Raises:
         FxrematError: One of the family; the module has at most been cleaned of duplicates then.
     """
-    graphs.cse(module)
-    graphs.force_saves(module)
+    partitioners.cse(module)
+    partitioners.force_saves(module)
     redraws = options.compiler == "eager"
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=redraws)
-    graph = replace(graph, scratch_bytes=scratch_bytes(graph, options.fusion))
+    graph = with_scratch_bytes(graph, model(options.fusion))
     report = planned(graph, options, static_inputs, within_bytes)
     planned_graph = rewrite(graph, report.solution.schedule)
     return planned_graph, replace(report, reads_again=read_again(planned_graph))
@@ -333,7 +396,7 @@ def rewritten(
 
 def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward of a rewritten graph, as its compiler takes them."""
-    forward, backward = partition(graph, inplace=options.fusion == "inplace")
+    forward, backward = partition(graph, inplace=options.compiler == "eager" and options.inplace)
     if options.compiler == "inductor":
         order_recomputation(backward)
     return forward, backward

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from fxremat._torch import graphs
+from fxremat._torch import graphs, partitioners
 from fxremat.errors import GraphError
 from fxremat.graph import twins
 from fxremat.graph.generators import random_state
@@ -41,11 +41,11 @@ def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule,
     if all(gradient is None for gradient in graph.backward_outputs):
         raise GraphError(graph.name, "it computes no gradient, so that it has no backward")
     saved = [graph.fx_nodes[index] for index in saved_values(graph)]
-    forward, backward = graphs.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
+    forward, backward = partitioners.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
     names = [node.name for node in graph.nodes]
     _erase_random(forward, frozenset(names[graph.boundary :]))
     _erase_random(backward, frozenset(names[: graph.boundary]))
-    forward, backward = graphs.finish_partition(forward, backward)
+    forward, backward = partitioners.finish_partition(forward, backward)
     if inplace:
         _write_in_place(graph, (forward, backward))
     return forward, backward

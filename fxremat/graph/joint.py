@@ -26,8 +26,8 @@ from fxremat.errors import GraphError, InvalidOptionError, shown
 from fxremat.graph import ops, twins
 from fxremat.graph.canonical import canonical_copy
 from fxremat.graph.generators import STATE
-from fxremat.graph.loops import Kind, Loop, is_channels_first, loop, picks_offsets
-from fxremat.graph.nodes import Node, Phase, analyse
+from fxremat.graph.loops import Loop, loop
+from fxremat.graph.nodes import Node, Phase, analyse, boundary_of
 from fxremat.graph.places import module_path, source_line
 
 _Figure = TypeVar("_Figure", int, float)
@@ -98,7 +98,7 @@ class JointGraph:
             sum(phase is Phase.INPUT for phase in phases),
             sizes,
             sum(ops.value_bytes(node) for node in fx_nodes if graphs.is_tangent(node)),
-            _boundary(nodes),
+            boundary_of(nodes),
             tuple(outputs[:num_forward_outputs]),
             tuple(outputs[num_forward_outputs:]),
             module=copy,
@@ -214,26 +214,13 @@ class JointGraph:
 
     @functools.cached_property
     def loops(self) -> tuple[Loop, ...]:
-        """What fusion needs to know of each node; empty for a graph made of mappings."""
+        """What each node is to a compiler that fuses; empty for a graph made of mappings."""
         return tuple(map(loop, self.fx_nodes))
-
-    @functools.cached_property
-    def kinds(self) -> tuple[Kind, ...]:
-        """How each node is lowered; empty for a graph made of mappings."""
-        return tuple(loop.kind for loop in self.loops)
 
     @functools.cached_property
     def shared_places(self) -> tuple[int | None, ...]:
         """For each node that shares storages, which of its operands has them; None for others."""
         return tuple(None if node.shares is None else node.operands.index(node.shares) for node in self.nodes)
-
-    @functools.cached_property
-    def viewed_places(self) -> tuple[int | None, ...]:
-        """For each view, which of its operands it looks at; None for others, and in a graph of mappings."""
-        return tuple(
-            place if loop.kind is Kind.VIEW else None
-            for place, loop in zip(self.shared_places, self.loops, strict=False)
-        )
 
     @functools.cached_property
     def writable_operands(self) -> tuple[tuple[int, ...], ...]:
@@ -249,20 +236,6 @@ class JointGraph:
         return tuple(map(twins.is_plain, self.fx_nodes))
 
     @functools.cached_property
-    def convolutions(self) -> frozenset[int]:
-        """Indices of convolutions and their gradients."""
-        return frozenset(
-            index
-            for index, node in enumerate(self.fx_nodes)
-            if ops.is_convolution(node) or ops.is_convolution_gradient(node)
-        )
-
-    @functools.cached_property
-    def pooling_offsets(self) -> frozenset[int]:
-        """Indices of the nodes that pick, of the results of a maximum pooling, the offsets."""
-        return frozenset(index for index, node in enumerate(self.fx_nodes) if picks_offsets(node))
-
-    @functools.cached_property
     def redrawn(self) -> frozenset[int]:
         """Indices of the nodes whose last operand is a state of random numbers, which only mirrors read."""
         return frozenset(index for index, node in enumerate(self.fx_nodes) if STATE in node.meta)
@@ -272,13 +245,6 @@ class JointGraph:
         """Whether all its values are on a CPU; False for a graph made of mappings."""
         values = (tensor for node in self.fx_nodes for tensor in ops.tensors(node.meta.get("val")))
         return {tensor.device.type for tensor in values} == {"cpu"}
-
-    def channels_last_bytes(self, index: int) -> int:
-        """Bytes of a channels-last copy of a node's value; 0 where it needs none."""
-        node = self.fx_nodes[index]
-        if not any(map(is_channels_first, ops.tensors(node.meta.get("val")))):
-            return 0
-        return ops.value_bytes(node)
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -392,12 +358,3 @@ def _figures(
             raise GraphError(name, f"got {shown(value)}, expected {kind} as a number from 0")
         found[name] = figure
     return found
-
-
-def _boundary(nodes: Sequence[Node]) -> int:
-    """Behind the last FORWARD node and the ``getitem`` that follow it."""
-    last = max((i for i, n in enumerate(nodes) if n.phase in (Phase.INPUT, Phase.FORWARD)), default=-1)
-    position = last + 1
-    while position < len(nodes) and nodes[position].leader is not None:
-        position += 1
-    return position

@@ -243,3 +243,21 @@ def _elements_bytes(node: fx.Node) -> int:
     """Bytes of a node's tensor, each element in a place of its own; 0 where a size is unknown."""
     tensor: torch.Tensor = node.meta["val"]
     return math.prod(graphs.hint(size) or 0 for size in tensor.shape) * tensor.dtype.itemsize
+
+
+def boundary_of(order: Sequence[Node], is_mirror: Sequence[bool] = ()) -> int:
+    """Where in an order of nodes the backward begins: behind the forward and the ``getitem`` that follow it.
+
+    Args:
+        order: Nodes as they run, inputs among them or not.
+        is_mirror: For each, whether it ran before, which does not end the forward; empty if none did.
+    """
+    boundary = len(order)
+    while boundary and (
+        (is_mirror and is_mirror[boundary - 1])
+        or order[boundary - 1].phase not in (Phase.INPUT, Phase.FORWARD)
+    ):
+        boundary -= 1
+    while boundary < len(order) and order[boundary].leader is not None:
+        boundary += 1
+    return boundary

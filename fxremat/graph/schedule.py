@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from fxremat.errors import InvalidOptionError, ScheduleError, shown
 from fxremat.graph.joint import JointGraph, check_graph
-from fxremat.graph.nodes import Phase
+from fxremat.graph.nodes import Phase, boundary_of
 
 
 class Schedule(tuple[str, ...]):
@@ -64,11 +64,6 @@ class Binding:
         return Schedule(graph.nodes[node].name for node in self.nodes)
 
 
-def identity(graph: JointGraph) -> Schedule:
-    """The schedule that the graph itself is: every node once, in the graph's order."""
-    return Schedule(graph.names)
-
-
 def bind(graph: JointGraph, schedule: Sequence[str]) -> Binding:
     """Resolve each use to the step that it reads.
 
@@ -102,7 +97,7 @@ def bind_nodes(graph: JointGraph, nodes: Sequence[int]) -> Binding:
         reads.append(read)
         mirrors.append(latest[position] is not None)
         latest[position] = step
-    boundary = _boundary(graph, nodes, mirrors)
+    boundary = boundary_of([graph.nodes[position] for position in nodes], mirrors)
     outputs = _outputs(graph, nodes, boundary, latest)
     return Binding(tuple(nodes), tuple(reads), boundary, outputs, tuple(mirrors))
 
@@ -113,15 +108,6 @@ def _check_inputs(graph: JointGraph, step: int, position: int, read: Sequence[in
         if source is None and operand >= graph.num_inputs:
             missing = graph.nodes[operand].name
             raise ScheduleError(node.name, step, f"it reads {missing!r}, which has not run yet")
-
-
-def _boundary(graph: JointGraph, nodes: Sequence[int], mirrors: Sequence[bool]) -> int:
-    boundary = len(nodes)
-    while boundary and (mirrors[boundary - 1] or graph.nodes[nodes[boundary - 1]].phase is not Phase.FORWARD):
-        boundary -= 1
-    while boundary < len(nodes) and graph.nodes[nodes[boundary]].leader is not None:
-        boundary += 1
-    return boundary
 
 
 def _outputs(

@@ -1,1 +1,21 @@
-"""All that is known of Inductor: what it fuses, materialises and orders, and what its code allocates."""
+"""All that is known of Inductor: what it fuses, materialises and orders, and what its code allocates.
+
+What a schedule becomes is predicted in stages, each of which reads what those before it found. They are best
+read in this order:
+
+    fusion           the rules that are modelled, and the stages: from a resolved schedule to its ``Lowering``
+      facts          what is known of the graph's operators, whatever the schedule
+      segments       which recomputed steps may be fused, and which wait
+      inlining       which values are computed inside of their readers; the others are *realized*
+        products     products of matrices that are computed with the sum that reads them
+      grouping       which realized loops become one kernel
+        kernels      a kernel, and what it needs of others
+      timing         when kernels run, and until when what they read is held
+      buffers        which values get a buffer, which take the place of another, and what is copied
+        layout, concatenation, pooling      three operators with ways of their own
+
+Two modules have to do with Inductor itself:
+
+    order            what holds it to the plan's order: control dependencies, and marks of segments
+    generated        what its code allocates, once it is there
+"""

@@ -4,8 +4,6 @@ The loops of the operands write to slices of the result. An operand whose layout
 buffer: it is held in the result. One that another concatenation made, that is read through a view, or whose
 layout an external kernel has fixed is copied. In the backward convolutions and their gradients get copies of
 the results that they read.
-
-Facts about a resolved schedule, for the fusion model.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.facts import facts
 
 
 def held_operands(
@@ -65,8 +64,9 @@ def convolution_copies(
     Yields:
         Triples (first step, last step, bytes).
     """
+    convolutions = facts(graph).convolutions
     for step, first in cats.items():
-        copies = [runs_at[reader] for reader in readers[step] if binding.nodes[reader] in graph.convolutions]
+        copies = [runs_at[reader] for reader in readers[step] if binding.nodes[reader] in convolutions]
         if copies and step >= binding.boundary:
             takes_over = len(copies) == len(readers[step]) and step not in holders
             ends = [*copies[:-1], first] if takes_over else copies  # the last one takes its place

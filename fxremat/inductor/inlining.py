@@ -1,7 +1,6 @@
 """Inlining: which values Inductor computes inside of their readers, and which it realizes.
 
-The first and the third rule of ``fusion.py``. Facts about a resolved schedule, for the fusion model. Linear
-in steps and reads.
+The first and the third rule of ``fusion.py``. Linear in steps and reads.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Collection, Sequence
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
 from fxremat.inductor.products import summed_products
-from fxremat.inductor.reads import looked_at, readers, viewed
 
 # Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
 MAX_READS_WHEN_REUSED = 4
@@ -69,10 +68,12 @@ class Inlining:
         self.realized_readers = self._find_realized_readers()
 
     def _crosses(self, step: int) -> bool:
+        """Whether the backward reads what a step of the forward computes."""
         boundary, readers = self.binding.boundary, self.readers[step]
         return step < boundary and bool(readers) and readers[-1] >= boundary  # they ascend
 
     def _realize(self, step: int) -> None:
+        """Find what computing a step reads, inlined operands looked through, and whether it is realized."""
         realized = self.realized
         found: dict[int, None] = {}
         buffers: dict[int, None] = {}
@@ -109,6 +110,7 @@ class Inlining:
         return frozenset(operand for operand, read in reads if read is None)
 
     def _must_realize(self, step: int) -> bool:
+        """Whether a value is computed where it stands: it is no loop, or its readers can't compute it."""
         kind, loop = self.kinds[step], self.loops[step]
         if kind is Kind.VIEW or step in self._products:
             return False
@@ -155,3 +157,48 @@ class Inlining:
                 found = [[reader] if realized[reader] else every[reader] for reader in readers]
                 every[step] = list(dict.fromkeys(itertools.chain(*found)))
         return every
+
+
+# -- which steps read which values, views looked through
+
+
+def viewed(graph: JointGraph, binding: Binding) -> list[int]:
+    """For each step, that whose buffer its value looks at; itself if it is no view, or views an input."""
+    return _followed(binding, facts(graph).viewed_places)
+
+
+def looked_at(graph: JointGraph, binding: Binding) -> list[int]:
+    """For each step, that whose buffer its value looks at, where an operator's outputs are told apart.
+
+    Such an output is the step of its ``getitem``.
+    """
+    nodes = zip(facts(graph).viewed_places, graph.nodes, strict=True)
+    return _followed(binding, [place if node.leader is None else None for place, node in nodes])
+
+
+def _followed(binding: Binding, places: Sequence[int | None]) -> list[int]:
+    """For each step, where the operands in these places lead, from one to the next."""
+    found: list[int] = []
+    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
+        place = places[position]
+        source = None if place is None else reads[place]
+        found.append(step if source is None else found[source])
+    return found
+
+
+def readers(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> list[list[int]]:
+    """For each step that is no view, the steps other than views that read its buffer, ascending.
+
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        bases: What ``viewed`` says.
+    """
+    found: list[list[int]] = [[] for _ in binding.nodes]
+    is_view = [kind is Kind.VIEW for kind in facts(graph).kinds]
+    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
+        if is_view[position]:
+            continue
+        for base in dict.fromkeys([bases[read] for read in reads if read is not None]):
+            found[base].append(step)
+    return found

@@ -1,11 +1,11 @@
-"""Kernels: the groups of loops that Inductor runs as one, their order, and what they need of each other."""
+"""Kernels: the groups of loops that Inductor runs as one, and what they need of each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fxremat.graph.loops import Reduction
+from fxremat.graph.loops import Loop, Reduction
 
 MAX_KERNEL_NODES = 64  # Inductor's default, config.max_fusion_size
 MAX_VISITED = 64  # kernels that the search for a path looks at before it takes one for found
@@ -13,7 +13,18 @@ MAX_VISITED = 64  # kernels that the search for a path looks at before it takes 
 
 @dataclass(slots=True, eq=False)
 class Kernel:
-    """A group of steps that run as one kernel; an external kernel is a group of its own."""
+    """A group of steps that run as one kernel; an external kernel is a group of its own.
+
+    Attributes:
+        elements: The most elements that one of its loops runs over.
+        reduction: The sizes of its reductions, which are all alike; None where it reduces nothing.
+        steps: What it computes, in order.
+        producers: The kernels that compute what it reads, each time that one of its steps reads of it.
+        is_loop: Whether it is no external kernel.
+        runs_at: The step at which it runs.
+        ordinal: The number of its latest step, among those that are realized.
+        rank: Its place among the kernels that run at one step, in the end among all.
+    """
 
     elements: int
     reduction: Reduction | None
@@ -34,58 +45,14 @@ class Kernel:
             return reduction.fits(self.elements)
         return elements == self.elements if self.reduction is None else self.reduction.fits(elements)
 
-
-def in_order(found: Iterable[Kernel]) -> list[Kernel]:
-    """Time kernels where their first step stands, or when all that they read is there; in that order."""
-    kernels = list(found)
-    is_settled = False
-    while not is_settled:
-        is_settled = True
-        for kernel in kernels:
-            for producer in kernel.producers:
-                if (producer.runs_at, producer.rank) >= (kernel.runs_at, kernel.rank):
-                    kernel.runs_at, kernel.rank = producer.runs_at, producer.rank + 1
-                    is_settled = False
-    kernels.sort(key=lambda kernel: (kernel.runs_at, kernel.rank, kernel.steps[0]))
-    for rank, kernel in enumerate(kernels):
-        kernel.rank = rank
-    return kernels
-
-
-def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
-    """Let kernels that have waited for others run behind these, not at the same step.
-
-    Loops at one step are one call. There are more steps than kernels, so that those put off catch up.
-
-    Args:
-        kernels: All kernels, in order.
-        boundary: The first step of the backward, which is a program of its own.
-        num_steps: How many steps there are.
-    """
-    before: Kernel | None = None
-    for kernel in kernels:
-        if before is not None and kernel.runs_at <= before.runs_at:
-            is_one_call = kernel.is_loop and before.is_loop
-            end = boundary if kernel.steps[0] < boundary else num_steps
-            kernel.runs_at = min(before.runs_at + (not is_one_call), end - 1)
-        before = kernel
-
-
-def join_calls(kernels: Sequence[Kernel], boundary: int) -> None:
-    """Let loops between two external kernels run together, where the last of them stands.
-
-    Args:
-        kernels: All kernels, in order.
-        boundary: The first step of the backward, which is a program of its own.
-    """
-    call: list[Kernel] = []
-    for kernel in reversed(kernels):
-        is_other_part = bool(call) and kernel.runs_at < boundary <= call[0].runs_at
-        if not kernel.is_loop or is_other_part:
-            call = []
-        if kernel.is_loop:
-            call.append(kernel)
-            kernel.runs_at = call[0].runs_at
+    def take(self, step: int, loop: Loop, place: int, producers: Iterable[Kernel], ordinal: int) -> None:
+        """Compute a step, too, where it is realized or earlier."""
+        self.runs_at = min(self.runs_at, place)
+        self.reduction = self.reduction or loop.reduction
+        self.elements = max(self.elements, loop.elements)
+        self.steps.append(step)
+        self.producers.extend(producer for producer in producers if producer is not self)
+        self.ordinal = ordinal
 
 
 def leads_to(kernel: Kernel, producers: Sequence[Kernel]) -> bool:

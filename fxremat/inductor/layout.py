@@ -1,6 +1,6 @@
 """Layout: where Inductor copies a value because a convolution wants it channels last.
 
-Facts about a resolved schedule, for the fusion model. Inductor lays out channels last whatever leads to a
+Inductor lays out channels last whatever leads to a
 convolution of the same graph, and what reads that before its last convolution. Where a convolution reads a
 part of a value, such as a slice of a gradient, the part is copied, and the value needs no buffer for it.
 """
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.facts import facts
 
 
 def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, int, int]]:
@@ -20,13 +21,14 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, int
     Yields:
         Triples (first step, last step, bytes): from the start until the last convolution has run.
     """
+    known = facts(graph)
     last: dict[int, int] = {}
     for step, position in enumerate(binding.nodes):
-        if position in graph.convolutions:
+        if position in known.convolutions:
             operands = graph.nodes[position].operands
             last.update((operand, step) for operand in operands if operand < graph.num_inputs)
     for operand, step in last.items():
-        yield 0, step, graph.channels_last_bytes(operand)
+        yield 0, step, known.copied_bytes[operand]
 
 
 def parts_read(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dict[int, list[int]]:
@@ -40,9 +42,10 @@ def parts_read(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dic
     Returns:
         For each step that reads such views, their steps.
     """
+    convolutions = facts(graph).convolutions
     found: dict[int, list[int]] = {}
-    for step, position in enumerate(binding.nodes if graph.convolutions else ()):
-        for read in binding.reads[step] if position in graph.convolutions else ():
+    for step, position in enumerate(binding.nodes if convolutions else ()):
+        for read in binding.reads[step] if position in convolutions else ():
             if read is not None and _elements(graph, binding, read) < _elements(graph, binding, bases[read]):
                 found.setdefault(step, []).append(read)
     return found
@@ -60,7 +63,7 @@ def channels_last(graph: JointGraph, binding: Binding, waiting: Collection[int] 
         binding: The resolved schedule.
         waiting: The steps that are made to wait for others, in which Inductor sees no convolutions.
     """
-    if not graph.convolutions:
+    if not facts(graph).convolutions:
         return frozenset()
     parts = range(binding.boundary), range(binding.boundary, len(binding.nodes))
     return frozenset().union(*(_in_part(graph, binding, part, waiting) for part in parts))

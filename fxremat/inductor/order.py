@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import fx
 
-from fxremat._torch import compilers, graphs
+from fxremat._torch import compilers
 from fxremat.graph import ops
 from fxremat.graph.loops import Kind, Loop, kind, loop
 from fxremat.graph.nodes import MIRROR
 from fxremat.inductor.products import summed_products
-from fxremat.inductor.segments import segments, stretches, waiting
+from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waiting
 
 # Keys in the fx meta of the backward's nodes.
 SEGMENT = "fxremat_segment"  # a segment of recomputation
@@ -56,7 +56,7 @@ def order_recomputation(backward: fx.GraphModule) -> int:
         if is_computed_here and isinstance(node.meta.get("val"), torch.Tensor):
             before = node
     _say_channels_last(backward, waits)
-    graphs.order_after(backward, waits)
+    compilers.order_after(backward, waits)
     return len(waits)
 
 
@@ -111,7 +111,8 @@ def _segment_and_mirror(node: fx.Node) -> tuple[int, bool]:
 
 
 def _has_own_buffer(node: fx.Node) -> bool:
+    """Whether a node, or the operator whose output it picks, gets a buffer in any case."""
     if node.op != "call_function":
         return False
     operator = node.args[0] if ops.is_getitem(node) else node
-    return isinstance(operator, fx.Node) and kind(operator) in (Kind.KERNEL, Kind.REDUCTION)
+    return isinstance(operator, fx.Node) and kind(operator) in OWN_BUFFER

@@ -1,4 +1,4 @@
-"""Windows: what Inductor makes of maximum pooling.
+"""Pooling: what Inductor makes of the two results of maximum pooling, and of its gradient.
 
 Pooling has two results: the largest elements, and at which offset of its window each stands. Over a small
 window the second is a loop like any other: unless it is saved or returned it gets no buffer, and what was
@@ -7,8 +7,6 @@ pooled is held until the offsets have been read.
 Its gradient is a scatter where a CPU runs several threads: an operator of PyTorch's that writes over its
 first operand, which is computed for it. The other two, the index and the summands, are copied for it where
 convolutions have them lie channels last.
-
-Facts about a resolved schedule, for the fusion model.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.facts import facts
 
 # Inductor's defaults on a CPU: config.realize_cpu_acc_reads_threshold, realize_reads_threshold.
 MAX_ELEMENTS = 12
@@ -31,7 +30,7 @@ def inlined_offsets(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, 
     Yields:
         The step of a pooling, and the steps that read its offsets.
     """
-    offsets = graph.pooling_offsets
+    offsets = facts(graph).pooling_offsets
     steps = [step for step, position in enumerate(binding.nodes) if position in offsets] if offsets else []
     picks = {step: binding.reads[step][0] for step in steps}
     readers: dict[int, list[int]] = {step: [] for step in picks}
@@ -89,10 +88,11 @@ def scatter_buffers(
     Yields:
         Triples (first step, last step, bytes).
     """
+    copies_views = graph.is_on_cpu and bool(facts(graph).convolutions)
     for step, views in found.items():
         last = runs_at[step]
         first = max((runs_at[bases[view]] for view in views), default=last)
-        for view in views if graph.convolutions and graph.is_on_cpu else ():
+        for view in views if copies_views else ():
             yield first, last, ops.value_bytes(graph.fx_nodes[binding.nodes[view]])
         if first < last:
             yield first, last - 1, graph.node_bytes(binding.nodes[step])

@@ -3,6 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Kind
+from fxremat.graph.schedule import Binding
+from fxremat.inductor.facts import facts
+
+OWN_BUFFER = (Kind.KERNEL, Kind.REDUCTION)  # what gets a buffer in any case
+
+
+class Recomputation(NamedTuple):
+    """Where the steps of a schedule stand in what is recomputed.
+
+    Attributes:
+        segments: For each step its segment of recomputation, -1 in the forward.
+        stretches: For each step its stretch between external kernels that run again, -1 in the forward.
+        waiting: The steps that are made to wait.
+    """
+
+    segments: Sequence[int]
+    stretches: Sequence[int]
+    waiting: frozenset[int]
+
+
+def recomputation(graph: JointGraph, binding: Binding) -> Recomputation:
+    """The segments and stretches of a resolved schedule."""
+    boundary, nodes, mirrors = binding.boundary, binding.nodes, binding.is_mirror
+    of_node = facts(graph).kinds
+    kinds = [of_node[position] for position in nodes]
+    steps = [
+        (nodes[step] if mirrors[step] else None, kinds[step] in OWN_BUFFER)
+        for step in range(boundary, len(nodes))
+    ]
+    numbers = segments(steps)
+    kernels = (kind is Kind.KERNEL for kind in kinds[boundary:])
+    again = [mirror and kernel for mirror, kernel in zip(mirrors[boundary:], kernels, strict=True)]
+    waits = frozenset(boundary + step for step in waiting(steps, numbers))
+    forward = [-1] * boundary
+    return Recomputation(forward + numbers, forward + stretches(numbers, again), waits)
 
 
 def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:

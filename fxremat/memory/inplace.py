@@ -53,7 +53,7 @@ def overwrites(
         instances: Its storage instances, where they are known.
 
     Example:
-        >>> import torch, fxremat; from fxremat.schedule import bind
+        >>> import torch, fxremat; from fxremat.graph.schedule import bind
         >>> g = fxremat.capture(torch.nn.Linear(4, 2), torch.randn(3, 4), loss=lambda y: y.exp().sum())
         >>> [g.names[step] for step in overwrites(g, bind(g, g.names))]
         ['exp']
@@ -107,6 +107,7 @@ class _Decision:
         return held
 
     def _may_write(self, step: int, operand: int) -> bool:
+        """Whether clauses 2 to 5 hold for an operand of which the first does."""
         reads, boundary = self.binding.reads[step], self.binding.boundary
         read = reads[operand]
         if read is None or len(self.values[read]) != 1 or len(self.values[step]) != 1:

@@ -91,7 +91,7 @@ class MemoryProfile:
         return tuple(sorted(alive, key=lambda life: (-life.bytes, life.birth)))
 
 
-def measure(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryProfile:
+def profile_of(graph: JointGraph, binding: Binding, lowering: Lowering) -> MemoryProfile:
     """The memory of a resolved and lowered schedule."""
     owners, values = lowering.instances or storage_instances(graph, binding)
     deaths = _deaths(graph, binding, lowering, owners, values)

@@ -31,7 +31,7 @@ from fxremat.proof import search
 from fxremat.search.baseline import default_plan
 from fxremat.search.condensed import condense
 from fxremat.search.replay import followed
-from fxremat.search.row import ENOUGH_TRIES, Search
+from fxremat.search.row import ENOUGH_TRIES, Row
 
 MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
@@ -52,9 +52,9 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     known = [each.schedule for each in recipes] or [recursive.deepest(problem)]
     schedules: dict[Schedule, None] = {}
     for joins_calls in variants:
-        condensed = condense(graph, problem.costs, problem.fusion, inlined, joins_calls)
+        condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls)
         starts = [followed(condensed, each) for each in known]
-        plans = Search(condensed, tries // len(variants), starts).plans()
+        plans = Row(condensed, tries // len(variants), starts).plans()
         schedules |= dict.fromkeys(map(condensed.schedule, plans))
     found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
@@ -81,18 +81,18 @@ def _tries(problem: Problem, nodes: int) -> int:
 
 def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:
     """The proved frontier of a small graph; nothing where a search would take long."""
-    if operators > MAX_PROVED or (problem.fusion != "none" and problem.graph.fx_nodes):
+    if operators > MAX_PROVED:
         return ()
     try:
         return search.plan(problem, MAX_PROVED_STATES)
-    except InvalidOptionError:  # it gave up
+    except InvalidOptionError:  # it gave up, or has no say under this memory model
         return ()
 
 
 def _inlined(problem: Problem, default: Solution) -> frozenset[int]:
     """The pointwise nodes that get no buffer at any step of the default plan, as a compiler lowers it."""
     graph = problem.graph
-    if problem.fusion != "inductor" or not graph.fx_nodes:
+    if not problem.model.on(graph).fuses:
         return frozenset()
     binding, lowering = problem.lowered(default)
     steps = zip(binding.nodes, lowering.materialised, strict=True)

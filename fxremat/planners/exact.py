@@ -69,7 +69,7 @@ class _Proofs:
     def __init__(self, problem: Problem, condensed: Condensed) -> None:
         self.problem = problem
         self.condensed = condensed
-        self.bounds = Bounds(problem.graph, problem.costs, problem.fusion)
+        self.bounds = Bounds(problem.graph, problem.costs, problem.model)
         self.known = auto.plan(replace(problem, time_limit_seconds=None))
         limit = problem.time_limit_seconds
         self.end = time.monotonic() + (TIME_LIMIT_SECONDS if limit is None else limit)

@@ -1,44 +1,169 @@
-"""Models of memory: what a schedule takes under each."""
+"""Models of memory: what becomes of a schedule's values under each, and so what it takes.
+
+There are three, which users name by an option, ``fusion``:
+
+1. ``"none"``, ``EveryValue``: every value has a buffer of its own.
+2. ``"inplace"``, ``InPlace``: results are written over operands that die (``memory/inplace.py``).
+3. ``"inductor"``, ``Inductor``: kernels are fused, and what stays inside of one has no buffer
+   (``inductor/fusion.py``).
+
+The text becomes a model in ``model``, and is not looked at anywhere else. A graph made of mappings has no
+operators that could be fused or could write over an operand: there all three say the same (``on``).
+"""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
+from typing import ClassVar
 
 from fxremat import given
-from fxremat.errors import InvalidOptionError
+from fxremat.device import calibrate
 from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding, bind
-from fxremat.inductor.fusion import Inductor
+from fxremat.inductor import fusion as inductor
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
-from fxremat.memory.liveness import MemoryProfile, measure
+from fxremat.memory.liveness import MemoryProfile, profile_of
 from fxremat.memory.lowering import Lowering
+from fxremat.predict.cost import Costs
 
-FUSIONS = ("none", "inplace", "inductor")
+# Of a budget under Inductor: how far a peak may exceed the predicted one before the graph is planned again.
+INDUCTOR_MARGIN, INDUCTOR_MARGIN_ON_CPU = 0.1, 0.03
+
+_LOOPS = (Kind.POINTWISE, Kind.REDUCTION)
 
 
-def lower(graph: JointGraph, binding: Binding, fusion: str) -> Lowering:
-    """Decide for each step whether its value gets a buffer.
+class MemoryModel(abc.ABC):
+    """What is made of a schedule, as far as its bytes and seconds depend on it.
 
-    Args:
-        graph: The graph.
-        binding: The resolved schedule.
-        fusion: ``"none"``, ``"inplace"`` or ``"inductor"``.
-
-    Raises:
-        InvalidOptionError: Another fusion is named.
+    Attributes:
+        name: What users call it.
+        overwrites: Whether a result may take the place of an operand that dies.
+        fuses: Whether several operators may be one kernel, inside of which a value has no buffer and is
+            neither written nor read.
     """
-    steps = range(len(binding.nodes))
-    if fusion == "none" or not graph.fx_nodes:
+
+    name: ClassVar[str]
+    overwrites: ClassVar[bool] = False
+    fuses: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def lower(self, graph: JointGraph, binding: Binding) -> Lowering:
+        """Decide for each step of a resolved schedule whether its value gets a buffer, and when."""
+
+    def on(self, graph: JointGraph) -> MemoryModel:
+        """The model that holds for a graph: the first one where there are no operators."""
+        return self if graph.fx_nodes else EVERY_VALUE
+
+    @property
+    def baseline(self) -> MemoryModel:
+        """The model of what runs without fxremat."""
+        return self
+
+    def profile(self, graph: JointGraph, schedule: Sequence[str]) -> MemoryProfile:
+        """The memory of a schedule; ScheduleError if it reads a value before it is there."""
+        binding = bind(graph, schedule)
+        return profile_of(graph, binding, self.lower(graph, binding))
+
+    def margin(self, graph: JointGraph) -> float:
+        """The part of a budget that is left free because the prediction is not exact."""
+        return 0.0
+
+    def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
+        """For each node, bytes that it allocates and frees again while it runs."""
+        return calibrate.scratch_bytes(graph)
+
+    def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
+        """Seconds that a run of a node takes at least, whatever the schedule."""
+        return costs.of_node(graph, node)
+
+    def may_overwrite(self, graph: JointGraph, node: int) -> bool:
+        """Whether a node's result takes the place of an operand in some schedule."""
+        return False
+
+
+class EveryValue(MemoryModel):
+    """Every value has a buffer of its own."""
+
+    name = "none"
+
+    def lower(self, graph: JointGraph, binding: Binding) -> Lowering:
+        """Every step is a kernel that runs where it stands."""
+        steps = range(len(binding.nodes))
         return Lowering([True] * len(steps), steps, steps)
-    if fusion == "inplace":
+
+
+class InPlace(MemoryModel):
+    """The graphs run as they are, with the twins of operators that may write over an operand."""
+
+    name = "inplace"
+    overwrites = True
+
+    @property
+    def baseline(self) -> MemoryModel:
+        """Without fxremat nothing is written in place that the program does not write in place."""
+        return EVERY_VALUE
+
+    def lower(self, graph: JointGraph, binding: Binding) -> Lowering:
+        """Where a result is written over an operand, the two count once."""
+        steps = range(len(binding.nodes))
         instances = storage_instances(graph, binding)
         found = overwrites(graph, binding, instances)
         saved = [(step, step, -each.bytes) for step, each in found.items()]
         return Lowering([True] * len(steps), steps, steps, saved, overwrites=found, instances=instances)
-    if fusion != "inductor":
-        raise InvalidOptionError.bad_value("fusion", fusion, FUSIONS)
-    return Inductor(graph, binding).lower()
+
+    def may_overwrite(self, graph: JointGraph, node: int) -> bool:
+        """Whether the operator has a twin for operands laid out as these are."""
+        return bool(graph.writable_operands[node])
+
+
+class Inductor(MemoryModel):
+    """The graphs are compiled: an approximation of what Inductor makes of them."""
+
+    name = "inductor"
+    overwrites = True
+    fuses = True
+
+    def lower(self, graph: JointGraph, binding: Binding) -> Lowering:
+        """Only what leaves its kernel has a buffer."""
+        if not graph.fx_nodes:
+            return EVERY_VALUE.lower(graph, binding)
+        return inductor.lower(graph, binding)
+
+    def margin(self, graph: JointGraph) -> float:
+        """It is measured on CPUs alone, and larger elsewhere."""
+        return INDUCTOR_MARGIN_ON_CPU if graph.is_on_cpu else INDUCTOR_MARGIN
+
+    def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
+        """Loops have none, for they run in registers, and convolutions work channels last."""
+        return calibrate.scratch_bytes(graph, in_registers=_LOOPS, channels_last=True)
+
+    def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
+        """All that it reads and writes may stay in registers."""
+        return costs.fixed[node]
+
+    def may_overwrite(self, graph: JointGraph, node: int) -> bool:
+        """Loops write over what they read last; external kernels don't."""
+        return graph.loops[node].kind in _LOOPS
+
+
+EVERY_VALUE = EveryValue()
+IN_PLACE = InPlace()
+INDUCTOR = Inductor()
+
+_BY_NAME: dict[str, MemoryModel] = {each.name: each for each in (EVERY_VALUE, IN_PLACE, INDUCTOR)}
+FUSIONS = tuple(_BY_NAME)
+
+
+def model(fusion: str) -> MemoryModel:
+    """The model that the option ``fusion`` names.
+
+    Raises:
+        InvalidOptionError: There is no such model.
+    """
+    return _BY_NAME[given.choice("fusion", fusion, FUSIONS)]
 
 
 def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") -> MemoryProfile:
@@ -61,5 +186,4 @@ def profile(graph: JointGraph, schedule: Sequence[str], fusion: str = "none") ->
         >>> profile(g, ("a", "b", "da")).live_bytes.tolist()
         [4, 6, 10]
     """
-    binding = bind(graph, schedule)
-    return measure(graph, binding, lower(graph, binding, given.choice("fusion", fusion, FUSIONS)))
+    return model(fusion).profile(graph, schedule)

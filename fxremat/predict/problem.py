@@ -9,10 +9,12 @@ import contextlib
 import functools
 import gc
 import json
+import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 from tqdm import tqdm
 
@@ -20,15 +22,13 @@ from fxremat.errors import InvalidOptionError, ScheduleError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand_bound
 from fxremat.graph.schedule import Binding, Schedule, bind, bind_needed, validate
-from fxremat.memory.liveness import measure
+from fxremat.memory.liveness import profile_of
 from fxremat.memory.lowering import Lowering
 from fxremat.predict.cost import Costs, seconds
-from fxremat.predict.models import lower
+from fxremat.predict.models import MemoryModel, model
 
 Item = TypeVar("Item")
-
-# Of a budget under Inductor: how far a peak may exceed the predicted one before the graph is planned again.
-INDUCTOR_MARGIN, INDUCTOR_MARGIN_ON_CPU = 0.1, 0.03
+PEAK_AND_SECONDS = operator.attrgetter("peak_bytes", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,6 @@ class Solution:
         """How often each node runs again; nodes that run once are left out."""
         return self.schedule.mirror_counts
 
-    @property
-    def extra_seconds(self) -> float:
-        """What it takes beyond the lower bound."""
-        return self.seconds - self.lower_bound_seconds
-
     def to_json(self) -> str:
         """The solution as JSON; ``Solution.from_json`` reads it back."""
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -80,6 +75,17 @@ class Solution:
             raise InvalidOptionError("text", f"is no solution that to_json wrote: {error!r}.") from error
 
 
+class _Evaluated(NamedTuple):
+    """A solution that was evaluated, and of what."""
+
+    graph: JointGraph
+    costs: Costs
+    fusion: str
+    solution: Solution
+    binding: Binding
+    lowering: Lowering
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What a planner has to solve.
@@ -87,7 +93,7 @@ class Problem:
     Attributes:
         graph: The joint graph.
         costs: Seconds of its nodes.
-        fusion: The memory model: ``"none"``, ``"inplace"`` or ``"inductor"``.
+        fusion: The name of the memory model: ``"none"``, ``"inplace"`` or ``"inductor"``.
         min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
         time_limit_seconds: About how long a search may take; None: as the planner sees fit for the graph's
             size. It is turned into a number of steps, so that a plan does not depend on the machine's load.
@@ -101,15 +107,18 @@ class Problem:
     min_cut_saved: Callable[[], Sequence[str]] = tuple
     time_limit_seconds: float | None = None
     budgets: tuple[int, ...] | None = None
-    _latest: list[tuple[Schedule, Binding, Lowering]] = field(default_factory=list, init=False, repr=False)
+    _latest: list[_Evaluated] = field(default_factory=list, repr=False)
+
+    @functools.cached_property
+    def model(self) -> MemoryModel:
+        """The memory model."""
+        return model(self.fusion)
 
     @functools.cached_property
     def lower_bound_seconds(self) -> float:
         """Every node once, nothing read or written that fusion could save."""
-        fixed, nodes = self.costs.fixed, range(self.graph.num_inputs, len(self.graph.nodes))
-        if self.fusion != "inductor":
-            return sum(self.costs.of_node(self.graph, node) for node in nodes)
-        return sum(fixed[node] for node in nodes)
+        nodes = range(self.graph.num_inputs, len(self.graph.nodes))
+        return sum(self.model.least_seconds(self.graph, self.costs, node) for node in nodes)
 
     def evaluate(self, schedule: Sequence[str], planner: str) -> Solution:
         """The solution that a schedule is."""
@@ -124,20 +133,30 @@ class Problem:
         return self._evaluate(expand_bound(self.graph, counts, early), planner)
 
     def _evaluate(self, binding: Binding, planner: str) -> Solution:
-        lowering = lower(self.graph, binding, self.fusion)
-        taken = seconds(self.graph, binding, lowering, self.costs)
-        peak = measure(self.graph, binding, lowering).peak_bytes
+        """The solution that a resolved schedule is; its lowering is at hand until the next."""
         schedule = binding.schedule(self.graph)
-        self._latest[:] = [(schedule, binding, lowering)]
-        return Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
+        for known in self._known(schedule):
+            return replace(known.solution, planner=planner)
+        lowering = self.model.lower(self.graph, binding)
+        taken = seconds(self.graph, binding, lowering, self.costs)
+        peak = profile_of(self.graph, binding, lowering).peak_bytes
+        solution = Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
+        self._latest[:] = [_Evaluated(self.graph, self.costs, self.fusion, solution, binding, lowering)]
+        return solution
+
+    def _known(self, schedule: Schedule) -> Iterable[_Evaluated]:
+        """The latest evaluation, if it was of this schedule and of a problem like this one."""
+        for each in self._latest:
+            is_alike = each.graph is self.graph and each.costs is self.costs and each.fusion == self.fusion
+            if is_alike and each.solution.schedule == schedule:
+                yield each
 
     def lowered(self, solution: Solution) -> tuple[Binding, Lowering]:
         """The schedule of a solution, resolved and lowered; at hand if it is the latest evaluated."""
-        for schedule, binding, lowering in self._latest:
-            if schedule is solution.schedule:
-                return binding, lowering
+        for known in self._known(solution.schedule):
+            return known.binding, known.lowering
         binding = bind(self.graph, solution.schedule)
-        return binding, lower(self.graph, binding, self.fusion)
+        return binding, self.model.lower(self.graph, binding)
 
     def check(self, solution: Solution) -> Solution:
         """The same solution, its schedule found valid and obedient; ScheduleError otherwise."""
@@ -198,15 +217,23 @@ def collector_paused() -> Iterator[None]:
 
 def margin(problem: Problem) -> float:
     """The part of a budget that is left free because the memory model is not exact."""
-    if problem.fusion != "inductor":
-        return 0.0
-    return INDUCTOR_MARGIN_ON_CPU if problem.graph.is_on_cpu else INDUCTOR_MARGIN
+    return problem.model.margin(problem.graph)
 
 
-def pareto(solutions: Iterable[Solution]) -> list[Solution]:
-    """Those that no other beats in both peak and time: peak strictly falling, time strictly rising."""
-    best: list[Solution] = []
-    for solution in sorted(solutions, key=lambda s: (s.peak_bytes, s.seconds)):
-        if not best or solution.seconds < best[-1].seconds:
-            best.append(solution)
+def pareto(
+    items: Iterable[Item], bytes_and_seconds: Callable[[Item], tuple[float, float]] = PEAK_AND_SECONDS
+) -> list[Item]:
+    """Those that no other beats in both bytes and seconds: bytes strictly falling, seconds strictly rising.
+
+    Args:
+        items: Solutions, plans, or whatever takes memory and time; of equals the first counts.
+        bytes_and_seconds: What an item takes; its ``peak_bytes`` and ``seconds`` by default.
+    """
+    best: list[Item] = []
+    least = math.inf
+    for item in sorted(items, key=bytes_and_seconds):
+        _, seconds = bytes_and_seconds(item)
+        if not best or seconds < least:
+            best.append(item)
+            least = seconds
     return best[::-1]

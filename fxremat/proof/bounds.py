@@ -30,48 +30,34 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.nodes import Phase
 from fxremat.predict.cost import Costs
-from fxremat.predict.models import profile
+from fxremat.predict.models import MemoryModel
 from fxremat.proof.closures import SINK, SOURCE, Edge, Network
 
 
-def lower_bound_seconds(graph: JointGraph, costs: Costs, fusion: str, budget_bytes: float) -> float:
-    """Seconds that every schedule takes whose predicted peak is within a budget; inf if there is none.
+class Bounds:
+    """The bounds of a graph; what was found out for one budget serves the next.
 
     Args:
         graph: The joint graph.
         costs: Seconds of its nodes.
-        fusion: The memory model that predicts the peak.
-        budget_bytes: The highest peak allowed.
+        model: The memory model that predicts the peak.
 
     Example:
-        >>> from fxremat.cost import costs
-        >>> reads = {"x": "", "a": "x", "b": "a", "c": "b", "dc": ["c"], "db": ["dc", "b"], "da": ["db", "a"]}
+        >>> from fxremat.predict.cost import costs
+        >>> from fxremat.predict.models import EVERY_VALUE
+        >>> reads = {"x": (), "a": ["x"], "b": ["a"], "c": ["b"]}
+        >>> reads |= {"dc": ["c"], "db": ["dc", "b"], "da": ["db", "a"]}
         >>> names = [name for name in reads if reads[name]]
         >>> g = JointGraph.from_mappings(
         ...     reads, dict.fromkeys(names, 4), forward_outputs=["c"], backward=names[3:],
         ...     backward_outputs=["da"], seconds=dict.fromkeys(names, 1.0))
-        >>> [lower_bound_seconds(g, costs(g), "none", budget) for budget in (20, 16, 15)]
-        [6.0, 7.0, inf]
+        >>> bounds = Bounds(g, costs(g), EVERY_VALUE)
+        >>> bounds.lowest_peak_bytes, [bounds.seconds(budget) for budget in (20, 16, 15)]
+        (16, [6.0, 7.0, inf])
     """
-    return Bounds(graph, costs, fusion).seconds(budget_bytes)
 
-
-def lowest_peak_bound(graph: JointGraph, fusion: str) -> int:
-    """Bytes below which no schedule has its predicted peak.
-
-    Args:
-        graph: The joint graph.
-        fusion: The memory model that predicts the peak.
-    """
-    free = (0.0,) * len(graph.nodes)
-    return Bounds(graph, Costs(free, free, free, (False,) * len(free)), fusion).lowest_peak_bytes
-
-
-class Bounds:
-    """The bounds of a graph; what was found out for one budget serves the next."""
-
-    def __init__(self, graph: JointGraph, costs: Costs, fusion: str) -> None:
-        self.facts = _Facts(graph, fusion)
+    def __init__(self, graph: JointGraph, costs: Costs, model: MemoryModel) -> None:
+        self.facts = _Facts(graph, model)
         nodes = range(graph.num_inputs, len(graph.nodes))
         self.again = {node: self.facts.sure_seconds(costs, node) for node in nodes}
         self.written = {node: self.facts.write_seconds(costs, node) for node in nodes}
@@ -149,10 +135,10 @@ class _Moment:
 class _Facts:
     """What holds in every schedule of a graph under a memory model."""
 
-    def __init__(self, graph: JointGraph, fusion: str) -> None:
+    def __init__(self, graph: JointGraph, model: MemoryModel) -> None:
         self.graph = graph
-        self.fusion = fusion if graph.fx_nodes else "none"
-        self.loops = graph.loops if self.fusion == "inductor" else ()
+        self.model = model.on(graph)
+        self.loops = graph.loops if self.model.fuses else ()
         self.maker = [0] * len(graph.storage_bytes)
         for position, node in enumerate(graph.nodes):
             for storage in node.creates:
@@ -183,7 +169,7 @@ class _Facts:
         surely materialised. An external kernel writes its result, unless it is a product that may be computed
         with a sum; and all that it reads is materialised for it, or for the sum.
         """
-        if self.fusion != "inductor" or costs.is_view[node]:
+        if not self.model.fuses or costs.is_view[node]:
             return costs.of_node(self.graph, node)
         is_kernel = self.loops[node].kind is Kind.KERNEL
         reads = [
@@ -195,7 +181,7 @@ class _Facts:
 
     def write_seconds(self, costs: Costs, node: int) -> float:
         """What ``sure_seconds`` leaves out, of a run whose value is returned or crosses to the backward."""
-        return 0.0 if self.fusion != "inductor" or self._is_sure(node) else costs.write[node]
+        return 0.0 if not self.model.fuses or self._is_sure(node) else costs.write[node]
 
     def surely_written(self) -> Iterable[int]:
         """Nodes of whose runs one at least is materialised: what is returned or read by external kernels."""
@@ -212,7 +198,7 @@ class _Facts:
 
     def _may_vanish(self, node: int) -> bool:
         """Whether the node is a product that may be computed with a sum, and has no value then."""
-        if self.fusion != "inductor" or not self.loops[node].is_product:
+        if not self.model.fuses or not self.loops[node].is_product:
             return False
         readers = (self.loops[user] for user in self.graph.users[node])
         return any(each.is_sum and each.elements == self.loops[node].elements for each in readers)
@@ -224,21 +210,21 @@ class _Facts:
         graph = self.graph
         most = 0
         for position in range(graph.num_inputs, len(graph.nodes)):
-            if self.fusion == "inductor" and self.loops[position].kind is not Kind.KERNEL:
+            if self.model.fuses and self.loops[position].kind is not Kind.KERNEL:
                 continue
             live = dict.fromkeys(self.storages_read(position))
             held = 0
             if graph.nodes[position].phase is Phase.BACKWARD:
                 live.update(dict.fromkeys(self.returned_by_forward))
                 held = graph.tangent_bytes
-            if graph.scratch_bytes and self.fusion != "inductor":
+            if graph.scratch_bytes and not self.model.fuses:
                 held += graph.scratch_bytes[position]
             most = max(most, held + self._bytes(live) + self._result_bytes(position))
         return most
 
     def _result_bytes(self, node: int) -> int:
         """Bytes that a run of a node surely adds to those of its operands."""
-        is_overwriting = self.fusion == "inplace" and bool(self.graph.writable_operands[node])
+        is_overwriting = self.model.may_overwrite(self.graph, node)
         return 0 if is_overwriting or self._may_vanish(node) else self.graph.node_bytes(node)
 
     def bytes_at_end(self) -> int:
@@ -251,7 +237,7 @@ class _Facts:
         beside = [
             self._bytes(storage for storage in self.storages_read(maker) if storage not in self.returned)
             for maker in makers
-            if self.fusion == "none"
+            if not self.model.overwrites
         ]
         has_backward = any(node.phase is Phase.BACKWARD for node in graph.nodes)
         tangents = graph.tangent_bytes if has_backward else 0
@@ -266,10 +252,10 @@ class _Facts:
             return
         has_run = [phase is Phase.FORWARD for phase in phases]
         yield self._moment(has_run, [phase is Phase.BACKWARD for phase in phases], 0)
-        if self.fusion == "inductor":
+        if self.model.fuses:
             return  # kernels run when their operands are there, which is not when they stand first
         graph = self.graph
-        live = profile(graph, graph.names, self.fusion).live_bytes.tolist()
+        live = self.model.profile(graph, graph.names).live_bytes.tolist()
         peak = max(
             (step for step in range(len(live)) if phases[graph.num_inputs + step] is Phase.BACKWARD),
             key=live.__getitem__,

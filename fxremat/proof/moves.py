@@ -18,6 +18,15 @@ For these the newer one is a transient of its step: as long as the older one is 
 but that of an ordered value, which is a twin. A mirror of an operator with several outputs therefore makes
 all of them again, in place of those that are live, and what nobody will read dies at once.
 
+This is another contraction than that of ``search/condensed.py``, which weighs plans. There a view is free
+wherever it holds no memory of its own, and is put into a plan afterwards where it is needed. A proof cannot
+leave that open. Where a view is what ends the forward, may not run again, or is ordered otherwise than its
+operator, whether it has run and which instance it holds are part of a state, and decide what may run next. So
+here a view is free only if running it behind its operator allows all that running it elsewhere does. With
+this rule the search would have more operators, and with the other one the proof would miss schedules. Here
+there are sets of values besides, and twins, which a plan that keeps nearly to one order has no use for; there
+inlined nodes and results in place, whose bytes are not a sum over a set.
+
 Left out: schedules in which an output of an operator is not picked behind the operator's first run, but
 behind a mirror for the first time. Linear in nodes and edges.
 """
@@ -34,8 +43,8 @@ from fxremat.proof.sets import bits, indices, union
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
-    """A move: what one operator needs and makes.
+class Move:
+    """What one operator needs and makes.
 
     Attributes:
         members: The operator and what follows each of its runs, in order.
@@ -85,7 +94,7 @@ class Moves:
         late: Free views of tangents, which run at the boundary.
     """
 
-    operators: tuple[Operator, ...]
+    operators: tuple[Move, ...]
     value_bytes: tuple[int, ...]
     holders: tuple[int, ...]
     twin: tuple[int, ...]
@@ -287,12 +296,12 @@ class _Contraction:
                 at += limit
         return found
 
-    def _operator(self, home: int, runs: tuple[int, ...], after: int) -> Operator:
+    def _operator(self, home: int, runs: tuple[int, ...], after: int) -> Move:
         node, group = self.nodes[home], self.groups[home]
         again = 0 if node.keep is not None else self._remakes(home)
         scratch = self.graph.scratch_bytes[home] if self.graph.scratch_bytes else 0
         reads, either = zip(*(self._reads(group, behind) for behind in (False, True)), strict=True)
-        return Operator(
+        return Move(
             tuple(group),
             reads=reads,
             either=either,

@@ -88,8 +88,7 @@ class _Builder:
     def __init__(self, condensed: Condensed) -> None:
         self.condensed = condensed
         self.operators = condensed.operators
-        forward = (index for index, each in enumerate(self.operators) if each.ends_forward)
-        self.behind = max(forward, default=-1) + 1  # the first stage of the backward
+        self.boundary = condensed.boundary_of(range(len(self.operators)))  # the first stage of the backward
         self.readers: list[list[int]] = [[] for _ in condensed.size]
         for index, operator in enumerate(self.operators):
             for buffer in operator.reads:
@@ -108,7 +107,7 @@ class _Builder:
         later: set[int] = set()
         self.needed.append(later)
         for stage in reversed(range(len(self.operators))):
-            if stage == self.behind - 1:
+            if stage == self.boundary - 1:
                 later = later | {b for b, is_pinned in enumerate(self.condensed.pinned) if is_pinned}
             found = set(self.operators[stage].reads) | later
             repeated = []
@@ -126,7 +125,7 @@ class _Builder:
     def _may_repeat(self, index: int, stage: int) -> bool:
         operator = self.operators[index]
         is_returned = any(self.condensed.pinned[buffer] for buffer in operator.makes)
-        return operator.runs_at_most > 1 and not (is_returned and stage >= self.behind)
+        return operator.runs_at_most > 1 and not (is_returned and stage >= self.boundary)
 
     def _variable(self, seconds: float = 0.0) -> Sum:
         self.seconds.append(seconds)
@@ -146,7 +145,7 @@ class _Builder:
         for buffer, maker in enumerate(self.condensed.maker):
             if maker >= stage:
                 continue
-            if self.condensed.pinned[buffer] and stage >= self.behind:
+            if self.condensed.pinned[buffer] and stage >= self.boundary:
                 found[buffer] = ONE
             elif buffer in self.needed[stage] and not self._is_renewed(buffer, stage):
                 found[buffer] = self._variable()
@@ -155,7 +154,7 @@ class _Builder:
     def _is_renewed(self, buffer: int, stage: int) -> bool:
         """Whether the user forbids to hold a buffer at the start of a stage."""
         maker = self.operators[self.condensed.maker[buffer]]
-        return stage == self.behind and maker.must_repeat and buffer in maker.remakes
+        return stage == self.boundary and maker.must_repeat and buffer in maker.remakes
 
     # -- a stage
 
@@ -176,7 +175,7 @@ class _Builder:
             runs[index] = self._variable(self.operators[index].seconds)
             self.mirrors[stage, index] = len(self.seconds) - 1
         runs[stage] = ONE
-        tangents = float(self.condensed.graph.tangent_bytes if stage >= self.behind else 0)
+        tangents = float(self.condensed.graph.tangent_bytes if stage >= self.boundary else 0)
         live = {point: Sum(tangents) for point in runs}
         for point, run in runs.items():
             live[point].add(run, self.operators[point].scratch_bytes)

@@ -35,7 +35,7 @@ from fxremat.errors import InvalidOptionError
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule, bind, validate
 from fxremat.predict.problem import Problem, Solution
-from fxremat.proof.moves import Moves, Operator, moves
+from fxremat.proof.moves import Move, Moves, moves
 from fxremat.proof.sets import bits, enough, indices, union
 
 MAX_OPERATORS = 40  # beyond this no search is begun: none that large was seen to end
@@ -50,13 +50,13 @@ def plan(problem: Problem, max_states: int = MAX_STATES) -> tuple[Solution, ...]
         TooLargeError: The graph is too large to be searched.
         InvalidOptionError: Its memory is not that of graphs that run as they are, or it has odd orders.
     """
-    if problem.fusion != "none" and problem.graph.fx_nodes:
+    if problem.model.on(problem.graph).overwrites:
         raise InvalidOptionError(
             "planner",
             f"'exact' plans graphs that run as they are, not fusion={problem.fusion!r}: take fusion='none', "
             f"or compiler='eager' with inplace=False; or take planner='auto'.",
         )
-    search = Search(problem, moves(problem), max_states)
+    search = AStar(problem, moves(problem), max_states)
     found: list[Solution] = []
     units: list[int] = []
     budget = search.everything_bytes
@@ -86,7 +86,7 @@ class _Label:
     is_dominated: bool = False
 
 
-class Search:
+class AStar:
     """A* over pairs (live values, runs)."""
 
     def __init__(self, problem: Problem, moves: Moves, max_states: int) -> None:
@@ -192,7 +192,7 @@ class Search:
         missing = outputs & ~live
         return outputs & live | union(self.moves.twin[value] for value in indices(missing))
 
-    def _read(self, operator: Operator, live: int, behind: bool) -> int:
+    def _read(self, operator: Move, live: int, behind: bool) -> int:
         """The live values that an operator reads."""
         found = operator.reads[behind]
         for pair in operator.either[behind]:
@@ -339,7 +339,7 @@ class Search:
         return schedule
 
 
-def _may_run(operator: Operator, live: int, ran: int, behind: bool) -> bool:
+def _may_run(operator: Move, live: int, ran: int, behind: bool) -> bool:
     """Whether an operator's turn may be now, as far as bytes are not asked for."""
     if operator.reads[behind] & ~live or any(not pair & live for pair in operator.either[behind]):
         return False
@@ -348,14 +348,14 @@ def _may_run(operator: Operator, live: int, ran: int, behind: bool) -> bool:
     return not operator.after & ~ran and (behind or not operator.is_backward)
 
 
-def _may_repeat(operator: Operator, ran: int) -> bool:
+def _may_repeat(operator: Move, ran: int) -> bool:
     """Whether an operator that has run may run again, now or later."""
     if not operator.remakes:
         return False
     return not operator.is_limited or any(not ran & run for run in operator.runs)
 
 
-def _next_run(operator: Operator, ran: int) -> int:
+def _next_run(operator: Move, ran: int) -> int:
     return next((run for run in operator.runs if not ran & run), operator.runs[-1])
 
 
@@ -376,7 +376,7 @@ def _enter(labels: list[_Label], new: _Label) -> bool:
     return True
 
 
-def _union_alone(operators: Sequence[Operator]) -> int:
+def _union_alone(operators: Sequence[Move]) -> int:
     """The values that are all that their operator makes, as many bytes each time."""
     return union(
         each.makes

@@ -21,12 +21,12 @@ def baseline_plan(problem: Problem) -> Solution:
 
     Without us nothing is written in place that the program does not write in place.
     """
-    return default_plan(replace(problem, fusion="none") if problem.fusion == "inplace" else problem)
+    return default_plan(replace(problem, fusion=problem.model.baseline.name))
 
 
 def default_plan(problem: Problem) -> Solution:
     """What runs where no budget is given: the baseline, written in place where that is safe."""
-    if problem.fusion == "inductor":
+    if problem.model.fuses:
         return min_cut_plan(problem)
     wished = {node.name: 1 for node in problem.graph.nodes if node.wish == "recompute"}
     return problem.mirror(wished, "keep_all")

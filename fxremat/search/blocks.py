@@ -31,7 +31,7 @@ NEIGHBOURHOOD = 8  # the part of the forward that is a neighbourhood
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class Division:
     """A condensed graph in blocks.
 
     Attributes:
@@ -112,7 +112,7 @@ def _narrow(minima: Sequence[int], widths: Sequence[int]) -> list[int]:
     return found
 
 
-def divide(condensed: Condensed, firsts: Sequence[int]) -> Blocks:
+def divide(condensed: Condensed, firsts: Sequence[int]) -> Division:
     """The graph in blocks.
 
     Args:
@@ -147,7 +147,7 @@ class _Divider:
             for buffer, maker in enumerate(condensed.maker)
         ]
 
-    def divide(self) -> Blocks:
+    def divide(self) -> Division:
         condensed = self.condensed
         gradients: list[list[int]] = [[] for _ in self.firsts]
         for index in range(condensed.boundary, len(condensed.operators)):
@@ -162,7 +162,7 @@ class _Divider:
             held_bytes += kept_bytes
             kinds.append(known.setdefault(local, len(known)))
         base_bytes = condensed.graph.tangent_bytes + held_bytes
-        return Blocks(
+        return Division(
             condensed, self.firsts, tuple(map(tuple, gradients)), tuple(kinds), tuple(known), base_bytes
         )
 

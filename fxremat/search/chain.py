@@ -1,18 +1,15 @@
-"""Chains: the reference schedules of a linear network, by length alone.
+"""Chains: the schedule of a linear network that runs the fewest forwards, by length alone.
 
 A chain has layers 0 .. n - 1. The forward of layer i reads the value behind layer i - 1, or the chain's
-input; the gradient of layer i reads the gradient of layer i + 1 and that value (Algorithm 1), or what the
-forward of layer i made besides (revolve). A schedule is a sequence of ``Step``.
-
-Two of them are the measure of everything that works on graphs: Algorithm 1 of Chen et al. 2016 (Sec. 4.1),
-and revolve (Griewank and Walther, Algorithm 799, ACM TOMS 26, 2000), which runs the fewest forwards that
-any schedule with so many checkpoints can.
+input; the gradient of layer i reads the gradient of layer i + 1 and what the forward of layer i made besides.
+A schedule is a sequence of ``Step``. It is that of revolve (Griewank and Walther, Algorithm 799, ACM TOMS 26,
+2000), which runs the fewest forwards that any schedule with so many checkpoints can.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -21,29 +18,6 @@ class Step(NamedTuple):
 
     layer: int
     is_gradient: bool
-
-
-def algorithm_1(layers: int, segments: Sequence[int]) -> list[Step]:
-    """Backpropagate segment by segment, each run again from its kept input to record the layers' inputs.
-
-    Args:
-        layers: How many layers there are.
-        segments: The first layer of each segment, ascending, the first one 0.
-
-    Returns:
-        Every forward, then, segment by segment from the last, its forwards again but for the last layer's,
-        whose output is nobody's input there, and its gradients.
-
-    Example:
-        >>> [f"{'d' * step.is_gradient}{step.layer}" for step in algorithm_1(4, [0, 2])]
-        ['0', '1', '2', '3', '2', 'd3', 'd2', '0', 'd1', 'd0']
-    """
-    ends = (*segments[1:], layers)
-    steps = [Step(layer, False) for layer in range(layers)]
-    for first, end in reversed(list(zip(segments, ends, strict=True))):
-        steps += [Step(layer, False) for layer in range(first, end - 1)]
-        steps += [Step(layer, True) for layer in reversed(range(first, end))]
-    return steps
 
 
 def revolve(layers: int, checkpoints: int) -> Iterator[Step]:
@@ -56,7 +30,7 @@ def revolve(layers: int, checkpoints: int) -> Iterator[Step]:
 
     Yields:
         Steps. A forward directly before its gradient is the one that the gradient reads; other forwards
-        only advance. ``forwards(layers, checkpoints)`` is their number.
+        only advance.
     """
     stack = [(0, layers, checkpoints)]
     while stack:
@@ -69,16 +43,6 @@ def revolve(layers: int, checkpoints: int) -> Iterator[Step]:
         yield from (Step(layer, False) for layer in range(first, first + advance))
         stack.append((first, first + advance, slots))
         stack.append((first + advance, end, slots - 1 if slots > 1 else 1))
-
-
-def forwards(layers: int, checkpoints: int) -> int:
-    """How many forwards revolve runs: the closed form, layers + r * layers - beta(s + 1, r - 1).
-
-    >>> forwards(10, 2), forwards(100, 5)
-    (30, 416)
-    """
-    repeats = _repeats(layers, checkpoints)
-    return layers + repeats * layers - beta(checkpoints + 1, repeats - 1)
 
 
 def beta(checkpoints: int, repeats: int) -> int:

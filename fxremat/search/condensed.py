@@ -10,6 +10,8 @@ A *plan* is a sequence of operators; one that stands again is a recomputation. `
 free nodes in and gives the schedule that the plan stands for. Under Inductor sizes and seconds are estimates,
 made from the fusion of one reference schedule; without fusion they are exact, but that a state of random
 numbers counts until they are drawn even if they are not drawn again. Linear in nodes and edges.
+
+The proofs contract a graph by a stricter rule: see ``proof/moves.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from fxremat.graph.loops import Kind
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule
 from fxremat.predict.cost import Costs
-from fxremat.search.flat import Flat, Ragged
+from fxremat.predict.models import EVERY_VALUE, MemoryModel
+from fxremat.search.flat import Flat, Integers, Ragged
 
 UNLIMITED = 1 << 30
 LOOPS = (Kind.POINTWISE, Kind.REDUCTION)
@@ -44,7 +47,7 @@ class Operator:
         seconds: What one run takes, that of inlined nodes included.
         scratch_bytes: What it allocates and frees again while it runs.
         overwrites: The buffers that its result may take the place of, if nothing needs them any more.
-        ends_forward: Whether the backward begins behind it at the earliest.
+        ends_forward: Whether the backward begins behind its first run at the earliest.
         runs_at_most: How often it may run.
         is_loop: Whether it runs in one call with the loops around it, as Inductor has it on a CPU: what they
             read and make is live throughout.
@@ -76,7 +79,6 @@ class Condensed:
     Attributes:
         graph: What it was made of.
         operators: The operators in the graph's order.
-        boundary: The first operator of the backward.
         size: Bytes of each buffer.
         maker: The operator that makes each buffer.
         pinned: For each buffer, whether a value in it is returned.
@@ -85,16 +87,25 @@ class Condensed:
 
     graph: JointGraph
     operators: tuple[Operator, ...]
-    boundary: int
     size: tuple[int, ...]
     maker: tuple[int, ...]
     pinned: tuple[bool, ...]
     inlined: frozenset[int]
 
-    @property
-    def forwards(self) -> int:
-        """How many operators run before the backward begins."""
-        return sum(operator.ends_forward for operator in self.operators)
+    @functools.cached_property
+    def boundary(self) -> int:
+        """The first operator that stands behind the graph's own boundary."""
+        return sum(operator.members[0] < self.graph.boundary for operator in self.operators)
+
+    def boundary_of(self, plan: Sequence[int]) -> int:
+        """Where in a plan the backward begins: behind the last operator of the forward that runs first."""
+        return int(self.first_runs(plan)[self.flat.ends_forward].max(initial=-1)) + 1
+
+    def first_runs(self, plan: Sequence[int]) -> Integers:
+        """For each operator its first run in a plan; -1 if it has none."""
+        found = np.full(len(self.operators), -1, dtype=np.int64)
+        found[np.array(plan[::-1], dtype=np.int64)] = np.arange(len(plan))[::-1]  # of several the last counts
+        return found
 
     @functools.cached_property
     def behind(self) -> tuple[tuple[int, ...], ...]:
@@ -114,6 +125,7 @@ class Condensed:
             Ragged.of_rows([made for each in operators for made in (each.makes, each.remakes)]),
             np.array(self.size, dtype=np.int64),
             np.array(self.pinned, dtype=bool),
+            Ragged.of_rows([each.overwrites for each in operators]),
             np.array([each.runs_at_most for each in operators], dtype=np.int64),
             np.array([each.scratch_bytes for each in operators], dtype=np.int64),
             np.array([each.ends_forward for each in operators], dtype=bool),
@@ -179,8 +191,7 @@ class Condensed:
         nodes = self.graph.nodes
         order: list[int] = []
         ran_at = [-1] * len(nodes)
-        forwards, started = self.forwards, 0
-        first_backward = UNLIMITED
+        boundary, first_backward = self.boundary_of(plan), UNLIMITED
 
         def run(node: int) -> None:
             ran_at[node] = len(order)
@@ -189,9 +200,9 @@ class Condensed:
         def follows(leader: int) -> bool:
             return leader in (order[-1], nodes[order[-1]].leader)
 
-        for index in plan:
+        for place, index in enumerate(plan):
             operator = self.operators[index]
-            if started == forwards and first_backward == UNLIMITED:
+            if place == boundary:
                 first_backward = len(order)
             for node in operator.free:
                 at = ran_at[node]
@@ -202,7 +213,6 @@ class Condensed:
                 if at < 0 or is_late or any(ran_at[operand] > at for operand in nodes[node].operands):
                     run(node)
             is_again = ran_at[operator.members[0]] >= 0
-            started += not is_again and operator.ends_forward
             for node in operator.members:
                 if not (is_again and nodes[node].keep is not None):
                     run(node)
@@ -212,7 +222,7 @@ class Condensed:
 def condense(
     graph: JointGraph,
     costs: Costs,
-    fusion: str = "none",
+    model: MemoryModel = EVERY_VALUE,
     inlined: frozenset[int] = frozenset(),
     joins_calls: bool = False,
 ) -> Condensed:
@@ -221,23 +231,23 @@ def condense(
     Args:
         graph: The graph.
         costs: Seconds of its nodes.
-        fusion: The memory model. Unless it is ``"none"``, results are written over operands that die, as far
-            as operators (``graph/twins.py``) or Inductor's loops can.
+        model: The memory model. If it lets results be written over operands that die, they are, as far as
+            operators (``graph/twins.py``) or Inductor's loops can.
         inlined: Nodes that get no buffer, whatever the schedule.
         joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
     """
-    return _Condenser(graph, costs, fusion, inlined, joins_calls).condense()
+    return _Condenser(graph, costs, model, inlined, joins_calls).condense()
 
 
 class _Condenser:
     """One pass over the nodes."""
 
     def __init__(
-        self, graph: JointGraph, costs: Costs, fusion: str, inlined: frozenset[int], joins_calls: bool
+        self, graph: JointGraph, costs: Costs, model: MemoryModel, inlined: frozenset[int], joins_calls: bool
     ) -> None:
         self.graph = graph
         self.joins_calls = joins_calls
-        self.fusion = fusion if graph.fx_nodes else "none"
+        self.model = model.on(graph)
         self.costs = costs
         self.buffers: dict[int, int] = {}  # of each storage, in order of making
         self.bytes: list[int] = []  # of each buffer
@@ -259,7 +269,6 @@ class _Condenser:
     def condense(self) -> Condensed:
         graph = self.graph
         groups = self._groups()
-        boundary = sum(1 for group in groups if group[0] < graph.boundary)
         maker: list[int] = []
         for index, group in enumerate(groups):
             for storage in self._made(group):
@@ -270,7 +279,6 @@ class _Condenser:
         return Condensed(
             graph,
             tuple(map(self._operator, groups)),
-            boundary,
             tuple(self.bytes),
             tuple(maker),
             tuple(storage in returned for storage in self.buffers),
@@ -347,9 +355,9 @@ class _Condenser:
     def _overwrites(self, node: int, read: Sequence[int]) -> tuple[int, ...]:
         """The buffers whose place a node's result may take: as large, and held by no view or other output."""
         graph = self.graph
-        if self.fusion == "none" or len(graph.nodes[node].creates) != 1 or not graph.is_plain[node]:
+        if not self.model.overwrites or len(graph.nodes[node].creates) != 1 or not graph.is_plain[node]:
             return ()
-        if self.fusion == "inductor":
+        if self.model.fuses:
             size = graph.node_bytes(node) if self._is_loop(node) else None
             return tuple(each for each in read if self.bytes[each] == size)
         found = []

@@ -44,10 +44,10 @@ def evict(
         weights: Factors of the operators' seconds in prices; 1 by default.
         max_seconds: The run is given up when the plan is going to take more.
     """
-    return _Run(condensed, order, budget, distance_power, weights).plan(max_seconds)
+    return _Simulation(condensed, order, budget, distance_power, weights).plan(max_seconds)
 
 
-class _Run:
+class _Simulation:
     """A simulated run. A buffer is resident, evicted, or neither: not made yet, or of no more use."""
 
     def __init__(
@@ -64,8 +64,7 @@ class _Run:
             self.prices = tuple(price * weight for price, weight in zip(self.prices, weights, strict=True))
         self.size, self.maker, self.pinned = condensed.size, condensed.maker, condensed.pinned
         self.behind = condensed.behind
-        ends = (place for place, each in enumerate(order) if self.operators[each].ends_forward)
-        self.order, self.boundary = order, max(ends, default=-1) + 1
+        self.order, self.boundary = order, condensed.boundary_of(order)
         self.budget, self.power = budget, distance_power
         self.tangent_bytes = condensed.graph.tangent_bytes
         count = len(self.size)

@@ -47,6 +47,7 @@ class Flat(NamedTuple):
             row 2 i + 1.
         size: Bytes of each buffer.
         is_pinned: For each buffer, whether a value in it is returned.
+        overwrites: For each operator, the buffers that its result may take the place of.
         runs_at_most: How often each operator may run.
         scratch_bytes: What each operator allocates and frees again while it runs.
         ends_forward: For each operator, whether the backward begins behind it at the earliest.
@@ -57,6 +58,7 @@ class Flat(NamedTuple):
     makings: Ragged
     size: Integers
     is_pinned: Flags
+    overwrites: Ragged
     runs_at_most: Integers
     scratch_bytes: Integers
     ends_forward: Flags

@@ -1,4 +1,7 @@
-"""Replay: what a plan of operators amounts to, see ``condensed.py``. Linear in its runs."""
+"""Replay: plans that others made, as the condensed graph has them: obedient, and without what nobody reads.
+
+Linear in runs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fxremat.search.condensed import Condensed
-from fxremat.search.lives import live_bytes, lives
+from fxremat.search.profile import lives
 
 
 def followed(condensed: Condensed, schedule: Iterable[str]) -> tuple[int, ...]:
@@ -26,7 +29,7 @@ def obedient(condensed: Condensed, plan: Iterable[int]) -> list[int]:
         return plan
     runs = [0] * len(operators)
     order: list[int] = []
-    started = 0
+    boundary = condensed.boundary_of(plan)
 
     def run(index: int) -> None:
         runs[index] += 1
@@ -46,12 +49,11 @@ def obedient(condensed: Condensed, plan: Iterable[int]) -> list[int]:
             if top != index:
                 run(top)
 
-    for index in plan:
+    for place, index in enumerate(plan):
         if runs[index] >= operators[index].runs_at_most:
             continue
-        if must_repeat and started == condensed.boundary:
+        if must_repeat and place >= boundary:
             repeat(index)
-        started += index < condensed.boundary and runs[index] == 0
         run(index)
     return order
 
@@ -80,19 +82,3 @@ def without_unread(condensed: Condensed, plan: Sequence[int]) -> list[int]:
             needed[buffer] = True
         order.append(index)
     return order[::-1]
-
-
-def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
-    """The highest live bytes of a plan if every value has a buffer, as in ``memory/liveness.py``."""
-    found = lives(condensed, plan)
-    operators = np.array(plan, dtype=np.int64)
-    is_pinned = condensed.flat.is_pinned[found.buffer]
-    in_forward = operators[found.run] < condensed.boundary
-    stays = is_pinned & (found.is_final | in_forward)
-    last = np.where(stays, len(plan) - 1, found.last)
-    live = live_bytes(len(plan), condensed.flat.size[found.buffer], found.run, last)
-    live += condensed.flat.scratch_bytes[operators]
-    starts = np.flatnonzero(~found.is_again & (operators < condensed.boundary))
-    if len(starts) == condensed.boundary:
-        live[int(starts.max(initial=-1)) + 1 :] += condensed.graph.tangent_bytes
-    return int(live.max(initial=0))

@@ -2,7 +2,7 @@
 
 A plan that fits a budget has slack: between two runs of an operator the budget may leave room for its
 buffers all the way. Then the second run is dropped, and so are the runs that only served it. Dearest first,
-by seconds per byte, until nothing changes. The exact profile of the plan says where there is room.
+by seconds per byte, until nothing changes. The profile of the plan (``profile.py``) says where there is room.
 
 O(runs) per recomputation tried.
 """
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fxremat.search.condensed import Condensed
-from fxremat.search.flat import Integers
-from fxremat.search.lives import live_bytes, lives
+from fxremat.search.profile import profile
 
 MAX_ROUNDS = 4
 
@@ -26,10 +25,9 @@ def retain(condensed: Condensed, plan: Sequence[int], budget: int) -> tuple[int,
     Args:
         condensed: The graph.
         plan: A plan.
-        budget: Bytes, tangents included; a plan that takes more comes back with no higher peak.
+        budget: Bytes, tangents included. Where a plan takes more nothing is held.
     """
     runs = Runs(condensed, plan)
-    budget = max(budget, runs.peak_bytes)
     for _ in range(MAX_ROUNDS):
         before = len(runs.plan())
         for run in runs.by_worth():
@@ -55,10 +53,11 @@ class Runs:
         self.reads: list[dict[int, int]] = []  # buffer: the run that made it
         self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it, in order
         self._resolve()
-        self.boundary, first, last, self.live = _profile(condensed, plan)
-        self.first: list[int] = first.tolist()  # for each run, that with which its call begins
-        self.last: list[int] = last.tolist()  # and ends
-        self.overwritten = self._overwritten()
+        found = profile(condensed, plan)
+        self.live, self.boundary, self.overwritten = found.live, found.boundary, found.overwritten
+        self.first: list[int] = found.first.tolist()  # for each run, that with which its call begins
+        self.last: list[int] = found.last.tolist()  # and ends
+        self.returned = set(found.returned)  # runs with the buffers of theirs that last to the end
         self.obstacle = 0  # the run at which there was no room the last time
 
     def _resolve(self) -> None:
@@ -80,20 +79,6 @@ class Runs:
                 latest[buffer] = run
             readers.append(made)
 
-    def _overwritten(self) -> dict[int, tuple[int, int]]:
-        """The runs that take the place of a buffer, with the run that made it and the buffer; counts them."""
-        found = {}
-        for run, operator in enumerate(self.operators):
-            for buffer in operator.overwrites:
-                source = self.reads[run][buffer]
-                is_same_part = (source < self.boundary) == (run < self.boundary)
-                is_pinned = self.condensed.pinned[buffer]
-                if is_same_part and not is_pinned and self.readers[source][buffer][-1] == run:
-                    found[run] = source, buffer
-                    self._change(self.first[run], self.last[run], -self.condensed.size[buffer])
-                    break
-        return found
-
     def _taken_by(self, source: int, buffer: int) -> int | None:
         """The run that takes the place of a buffer, if any."""
         by = self.readers[source][buffer]
@@ -110,7 +95,7 @@ class Runs:
 
     def death(self, run: int, buffer: int) -> int:
         """The last run at which a buffer of a run is live."""
-        if self.condensed.pinned[buffer] and self.previous[run] is None:
+        if (run, buffer) in self.returned:
             return len(self.operators) - 1
         by = self.readers[run][buffer]
         return self.last[by[-1] if by else run]
@@ -146,7 +131,7 @@ class Runs:
         operator = self.operators[run]
         if operator.must_repeat and before < self.boundary <= run:
             return False
-        needed = [buffer for buffer, by in self.readers[run].items() if by]
+        needed = [buffer for buffer in self.readers[run] if self._is_needed(run, buffer)]
         if not needed:
             return True
         if any(buffer not in self.readers[before] for buffer in needed):
@@ -165,6 +150,10 @@ class Runs:
             if last > first and not self._has_room(first, last, budget - held):
                 return False
         return True
+
+    def _is_needed(self, run: int, buffer: int) -> bool:
+        """Whether anything reads a buffer of a run, or returns it."""
+        return bool(self.readers[run][buffer]) or (run, buffer) in self.returned
 
     def _has_room(self, first: int, last: int, at_most: int) -> bool:
         """Whether so many bytes at most are live at the runs of a range, its end left out."""
@@ -187,14 +176,17 @@ class Runs:
         before = self._before(run)
         for buffer, by in self.readers[run].items():
             size, birth = self.condensed.size[buffer], self.first[run]
-            if not by:
+            if not self._is_needed(run, buffer):
                 self._change(birth, self.last[run], -size)
                 continue
             self._give_back(before, buffer)
             self._give_back(run, buffer)
-            first = self.death(before, buffer) + 1
+            first, last = self.death(before, buffer) + 1, self.death(run, buffer)
             self._change(first, birth - 1, size)
-            self._change(birth, min(first - 1, self.last[max(by)]), -size)  # where both were held
+            self._change(birth, min(first - 1, last), -size)  # where both were held
+            if (run, buffer) in self.returned:
+                self.returned.remove((run, buffer))
+                self.returned.add((before, buffer))
             self.readers[before][buffer] = sorted(self.readers[before][buffer] + by)
             for reader in by:
                 self.reads[reader][buffer] = before
@@ -215,7 +207,7 @@ class Runs:
             last = self.death(source, buffer)
             self.readers[source][buffer].remove(run)
             self._change(self.death(source, buffer) + 1, last, -self.condensed.size[buffer])
-            is_idle = not any(self.readers[source].values())
+            is_idle = not any(self._is_needed(source, made) for made in self.readers[source])
             if self.previous[source] is not None and is_idle and self.is_there[source]:
                 for made in self.readers[source]:
                     self._change(self.first[source], self.last[source], -self.condensed.size[made])
@@ -224,32 +216,3 @@ class Runs:
     def _change(self, first: int, last: int, size: int) -> None:
         if last >= first:
             self.live[first : last + 1] += size
-
-
-def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
-    """The highest live bytes of a plan."""
-    if any(operator.overwrites for operator in condensed.operators):
-        return Runs(condensed, plan).peak_bytes
-    return int(_profile(condensed, plan)[-1].max(initial=0))
-
-
-def _profile(condensed: Condensed, plan: Sequence[int]) -> tuple[int, Integers, Integers, Integers]:
-    """Where the backward begins, the first and the last run of each run's call, and the live bytes.
-
-    The bytes are those of a plan that writes nothing over an operand.
-    """
-    flat, found = condensed.flat, lives(condensed, plan)
-    operators, runs = np.array(plan, dtype=np.int64), np.arange(len(plan))
-    boundary = int(np.flatnonzero(~found.is_again & flat.ends_forward[operators]).max(initial=-1)) + 1
-    is_loop = flat.is_loop[operators]
-    is_joined = np.append(False, is_loop[1:] & is_loop[:-1])[: len(plan)] & (runs != boundary)
-    calls = np.cumsum(~is_joined) - 1
-    firsts = np.flatnonzero(~is_joined)
-    lasts = np.append(firsts[1:], len(plan)) - 1
-    first, last = firsts[calls], lasts[: len(firsts)][calls]
-    stays = flat.is_pinned[found.buffer] & ~found.is_again[found.run]
-    deaths = np.where(stays, len(plan) - 1, last[found.last])
-    live = live_bytes(len(plan), flat.size[found.buffer], first[found.run], deaths)
-    live += flat.scratch_bytes[operators]
-    live[boundary:] += condensed.graph.tangent_bytes
-    return boundary, first, last, live

@@ -11,15 +11,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from fxremat.predict.problem import progress
+from fxremat.predict.problem import pareto, progress
 from fxremat.search import tables
 from fxremat.search.condensed import Condensed
 from fxremat.search.evict import evict
 from fxremat.search.order import memory_order
-from fxremat.search.retain import peak_bytes, retain
-from fxremat.search.table import Plan
+from fxremat.search.profile import Plan, peak_bytes
+from fxremat.search.retain import retain
 
 MAX_BUDGETS, MIN_BUDGETS = 32, 6  # for which plans are looked for
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
@@ -33,14 +32,7 @@ LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
 
 
-class _Found(NamedTuple):
-    """A plan with its seconds; the fastest is the least."""
-
-    seconds: float
-    plan: tuple[int, ...]
-
-
-class Search:
+class Row:
     """Plans for a row of budgets, within a number of tries."""
 
     def __init__(self, condensed: Condensed, tries: int, starts: Iterable[tuple[int, ...]] = ()) -> None:
@@ -50,17 +42,17 @@ class Search:
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
         self.tables = tables.solve(condensed)
         self.known = tables.spread(self.tables)
-        self.known += (Plan(peak_bytes(condensed, each), condensed.seconds(each), each) for each in starts)
+        self.known += (Plan.of(condensed, each) for each in starts)
         self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
         self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
-        self.lowest: list[_Found] = []  # the plan for the least budget that ``evict`` can serve, if any
-        self.best: dict[int, _Found] = {}  # of each budget, ascending
+        self.lowest: list[Plan] = []  # the plan for the least budget that ``evict`` can serve, if any
+        self.best: dict[int, Plan] = {}  # of each budget, ascending
 
     def plans(self) -> Iterable[tuple[int, ...]]:
-        """The best plan at hand for each budget, and what else no other plan beats."""
+        """The best plan at hand for each budget that one fits, and what else no other plan beats."""
         first, *rest = self._budgets()
-        lowest = self._solve(first, [each for each in self.lowest if self._peak_bytes(each) <= first])
+        lowest = self._solve(first, self.lowest)
         for budget in progress(rest, "planning for budgets"):
             self._solve(budget, list(self.best.values())[-1:])
         for _ in progress(range(self.budget_count - len(self.best)), "planning between budgets"):
@@ -72,16 +64,8 @@ class Search:
             self.best = dict(sorted(self.best.items()))
         found = [*self.lowest, *lowest, *self.best.values()]
         if self.has_time:
-            found += [_Found(each.seconds, each.operators) for each in self.known]
-        return dict.fromkeys(each.plan for each in self._undominated(found))
-
-    def _undominated(self, found: Iterable[_Found]) -> list[_Found]:
-        """Those that no other beats in both peak and time, as the condensed graph counts them."""
-        best: list[_Found] = []
-        for _, each in sorted((self._peak_bytes(each), each) for each in found):
-            if not best or each.seconds < best[-1].seconds:
-                best.append(each)
-        return best
+            found += self.known
+        return dict.fromkeys(each.operators for each in pareto(found))
 
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""
@@ -117,7 +101,7 @@ class Search:
         plans = (evict(self.condensed, order, budget, 1.0) for order in self.orders)
         lowest = next((each for each in plans if each is not None), None)
         if lowest is not None:
-            self.lowest = [_Found(self.condensed.seconds(lowest), lowest)]
+            self.lowest = [Plan.of(self.condensed, lowest)]
         return lowest is not None
 
     def _least_need(self, order: Sequence[int]) -> int:
@@ -140,26 +124,25 @@ class Search:
                 gaps.append((fast.seconds - slow.seconds, below, middle))
         return min(gaps)[1:] if gaps else None
 
-    def _solve(self, budget: int, found: list[_Found]) -> list[_Found]:
-        """All plans for a budget; those found for less are starts."""
+    def _solve(self, budget: int, starts: Iterable[Plan]) -> list[Plan]:
+        """All plans within a budget; those found for less are starts."""
         known = [*self.known, *tables.fitting(self.tables, budget)]
-        fitting = [(each.seconds, each.operators) for each in known if each.peak_bytes <= budget]
-        starts = [operators for _, operators in sorted(fitting)[:1]]
-        found = [self._improved(each, budget) for each in (*starts, *(each.plan for each in found))]
-        for each in self._attempts(budget, found):
-            found.append(self._improved(each, budget))
+        fitting = [each for each in known if each.peak_bytes <= budget]
+        best = [_fastest(fitting)] if fitting else []
+        starts = [each for each in (*best, *starts) if each.peak_bytes <= budget]
+        found = [self._improved(each.operators, budget) for each in starts]
+        for operators in self._attempts(budget, found):
+            plan = self._improved(operators, budget)
+            if plan.peak_bytes <= budget:
+                found.append(plan)
         if found:
-            self.best[budget] = min(found)
+            self.best[budget] = _fastest(found)
         return found
 
-    def _peak_bytes(self, found: _Found) -> int:
-        return peak_bytes(self.condensed, found.plan)
+    def _improved(self, operators: Sequence[int], budget: int) -> Plan:
+        return Plan.of(self.condensed, retain(self.condensed, operators, budget))
 
-    def _improved(self, plan: Sequence[int], budget: int) -> _Found:
-        better = retain(self.condensed, plan, budget)
-        return _Found(self.condensed.seconds(better), better)
-
-    def _attempts(self, budget: int, found: Sequence[_Found]) -> Iterator[tuple[int, ...]]:
+    def _attempts(self, budget: int, found: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
         """Plans of ``evict``: two with plain prices, then in turn led by the best so far and free."""
         noise = random.Random(budget)
         for attempt in range(self.attempts):
@@ -168,10 +151,14 @@ class Search:
             if attempt >= PLAIN:
                 weights = [noise.lognormvariate(0, NOISE) for _ in self.condensed.operators]
                 if attempt % 2 and found:
-                    for operator, runs in Counter(min(found).plan).items():
+                    for operator, runs in Counter(_fastest(found).operators).items():
                         weights[operator] /= LEAD if runs > 1 else 1
-            promising = min(found).seconds * PROMISING if found else math.inf
+            promising = _fastest(found).seconds * PROMISING if found else math.inf
             power = DISTANCE_POWERS[attempt // 2 % 2]
             plan = evict(self.condensed, order, budget, power, weights, promising)
             if plan is not None:
                 yield plan
+
+
+def _fastest(plans: Iterable[Plan]) -> Plan:
+    return min(plans, key=lambda each: (each.seconds, each.peak_bytes))

@@ -7,8 +7,10 @@ numbered within the block; what lives elsewhere costs nothing here. See ``blocks
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from fxremat.predict.problem import pareto
 
 MAX_OPTIONS = 12  # of each block
 
@@ -248,7 +250,10 @@ class _Analysis:
     # -- what is kept
 
     def _choices(self) -> list[frozenset[int]]:
-        """What may be kept: nothing, then more and more by seconds saved per byte, from below and above."""
+        """What may be kept: nothing, then more and more by seconds saved per byte, from below and above.
+
+        Of choices that no other beats in bytes and seconds some, evenly chosen if there are many.
+        """
         local = self.local
         banned = {b for i in range(local.forward) if local.must_repeat[i] for b in local.makes[i]}
         useful = [
@@ -262,7 +267,8 @@ class _Analysis:
         found = {free: self._recomputation(free)}
         found |= self._grow(free, weighed)
         found |= self._shrink(free, weighed)
-        return _undominated(found, {kept: sum(local.sizes[each] for each in kept) for kept in found})
+        best = pareto(found, lambda kept: (sum(local.sizes[each] for each in kept), found[kept]))
+        return _evenly(best[::-1])
 
     def _recomputation(self, kept: frozenset[int] | set[int]) -> float:
         """Weighted seconds of what is computed again."""
@@ -323,17 +329,6 @@ def _lazily(buffers: Iterable[int], price: Callable[[int], float]) -> Iterator[i
             yield buffer
         else:
             heapq.heapreplace(heap, now)
-
-
-def _undominated(
-    seconds: Mapping[frozenset[int], float], size: Mapping[frozenset[int], int]
-) -> list[frozenset[int]]:
-    """Choices that no other beats in bytes and seconds, evenly chosen if there are many."""
-    best: list[frozenset[int]] = []
-    for kept in sorted(seconds, key=lambda kept: (size[kept], seconds[kept], sorted(kept))):
-        if not best or seconds[kept] < seconds[best[-1]]:
-            best.append(kept)
-    return _evenly(best)
 
 
 def _evenly(choices: list[frozenset[int]]) -> list[frozenset[int]]:

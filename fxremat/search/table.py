@@ -22,13 +22,13 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fxremat.search.blocks import Blocks
-from fxremat.search.replay import obedient, peak_bytes, without_unread
+from fxremat.search.blocks import Division
+from fxremat.search.profile import Plan
+from fxremat.search.replay import obedient, without_unread
 from fxremat.search.shapes import Option
 
 Bytes = npt.NDArray[np.int64]
@@ -36,20 +36,6 @@ Seconds = npt.NDArray[np.float64]
 Choices = npt.NDArray[np.int16]
 
 MAX_RUNS, MAX_RUNS_EACH = 20_000, 8  # longer plans are left out; of all operators, or on average of each
-
-
-class Plan(NamedTuple):
-    """A plan with what it takes.
-
-    Attributes:
-        peak_bytes: Its highest live bytes, every value having a buffer.
-        seconds: What its operators take.
-        operators: The operators in execution order.
-    """
-
-    peak_bytes: int
-    seconds: float
-    operators: tuple[int, ...]
 
 
 class Intervals:
@@ -79,7 +65,7 @@ class Table:
     A size here is what is free when all of s .. t is done, so that C(s, j - 1) has the same size as C(s, t).
     """
 
-    def __init__(self, blocks: Blocks, unit: float, slots: int) -> None:
+    def __init__(self, blocks: Division, unit: float, slots: int) -> None:
         self.blocks, self.unit, self.slots = blocks, unit, slots
         self.count = len(blocks.kinds)
         self.shapes = [blocks.shapes[kind] for kind in blocks.kinds]
@@ -238,10 +224,8 @@ class Table:
         """The plan for a memory size, measured."""
         if memory not in self.made:
             condensed = self.blocks.condensed
-            operators = tuple(without_unread(condensed, obedient(condensed, self._operators(memory))))
-            self.made[memory] = Plan(
-                peak_bytes(condensed, operators), condensed.seconds(operators), operators
-            )
+            operators = without_unread(condensed, obedient(condensed, self._operators(memory)))
+            self.made[memory] = Plan.of(condensed, operators)
         return self.made[memory]
 
     def _operators(self, memory: int, longest: float = math.inf) -> list[int]:

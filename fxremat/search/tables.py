@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from fxremat.search.blocks import Blocks, cuts, divide, narrowest
+from fxremat.predict.problem import pareto
+from fxremat.search.blocks import Division, cuts, divide, narrowest
 from fxremat.search.condensed import Condensed
-from fxremat.search.table import Intervals, Plan, Table
+from fxremat.search.profile import Plan
+from fxremat.search.shapes import Shape
+from fxremat.search.table import Intervals, Table
 
 SLOTS = 320  # memory sizes that are told apart, unless a few more make all bytes whole numbers of them
 EXACT_SLOTS = 1200
@@ -29,28 +33,11 @@ REACH = 1.5  # still finer blocks serve so many times the size that plans of few
 FEW_SLOTS = 48  # memory sizes that are told apart there
 MAX_FINE_WORK = 2e8  # additions in the table of the finest blocks, calls included
 CALL_WORK = 20_000  # additions that take as long as the calls for one sequence of shapes
-POINTS = 24  # plans that are made if no budgets are given
-
-
-def plans(condensed: Condensed, budgets: Sequence[int] | None = None) -> list[Plan]:
-    """Plans of little time for their memory.
-
-    Args:
-        condensed: The graph.
-        budgets: Bytes that plans are wanted for; None: about ``POINTS`` between the least and the most that
-            plans can use.
-
-    Returns:
-        By falling peak and rising time; for each budget that some plan fits, the fastest of those found.
-    """
-    tables = solve(condensed)
-    if budgets is None:
-        return spread(tables)
-    return _undominated(plan for budget in budgets for plan in fitting(tables, budget))
+POINTS = 24  # plans between the least and the most that plans can use
 
 
 def spread(tables: Sequence[Table]) -> list[Plan]:
-    """Plans between the least and the most that plans can use, by falling peak and rising time.
+    """About ``POINTS`` plans between the least and the most that plans can use, by falling peak, rising time.
 
     All plans of a table of few sizes are among them if it rounds nothing.
     """
@@ -58,7 +45,7 @@ def spread(tables: Sequence[Table]) -> list[Plan]:
     for table in tables:
         is_small = table.slots <= FEW_SLOTS and table.unit == _divisor(table.blocks)
         found += map(table.plan, table.steps if is_small else table.steps[:1])
-    return _undominated(found)
+    return pareto(found)
 
 
 def fitting(tables: Sequence[Table], budget: int) -> list[Plan]:
@@ -68,11 +55,8 @@ def fitting(tables: Sequence[Table], budget: int) -> list[Plan]:
 
 def _spread(tables: Sequence[Table]) -> list[tuple[int, int]]:
     """Tables and sizes whose plans lie evenly on the best curve of log seconds over log bytes."""
-    points = sorted((*point, number) for number, table in enumerate(tables) for point in table.curve())
-    best: list[tuple[float, float, int, int]] = []
-    for point in points:
-        if not best or point[1] < best[-1][1]:
-            best.append(point)
+    points = [(*point, number) for number, table in enumerate(tables) for point in table.curve()]
+    best = pareto(points, operator.itemgetter(0, 1))[::-1]
     places: Sequence[int] = range(len(best))
     if len(best) > POINTS:
         steps = [np.diff(np.log(np.maximum([point[axis] for point in best], 1e-12))) for axis in (0, 1)]
@@ -80,14 +64,6 @@ def _spread(tables: Sequence[Table]) -> list[tuple[int, int]]:
         near = np.searchsorted(way, np.linspace(0.0, way[-1], POINTS)).tolist()
         places = sorted({0, len(best) - 1, *near})
     return [(best[place][3], best[place][2]) for place in places]
-
-
-def _undominated(found: Iterable[Plan]) -> list[Plan]:
-    best: list[Plan] = []
-    for plan in sorted(found):
-        if not best or plan.seconds < best[-1].seconds:
-            best.append(plan)
-    return best[::-1]
 
 
 def solve(condensed: Condensed) -> list[Table]:
@@ -98,10 +74,10 @@ def solve(condensed: Condensed) -> list[Table]:
     every = cuts(condensed)
 
     @functools.cache
-    def divided(stride: int) -> Blocks:
+    def divided(stride: int) -> Division:
         return divide(condensed, narrowest(every, stride))
 
-    for blocks in _granularities(divided):
+    for blocks in _granularities(divided, len(every)):
         most = _keep_all_bytes(blocks)
         unit, slots = _unit(blocks, most)
         tables.append(Table(blocks, unit, slots))
@@ -112,11 +88,12 @@ def solve(condensed: Condensed) -> list[Table]:
     return tables
 
 
-def _granularities(divided: Callable[[int], Blocks]) -> list[Blocks]:
+def _granularities(divided: Callable[[int], Division], count: int) -> list[Division]:
     """The graph in blocks: so many of the narrow cuts used that the table stays small, and far fewer."""
-    found: list[Blocks] = []
+    found: list[Division] = []
     for work in (MAX_WORK, MAX_WORK / COARSER):
-        for blocks in _finer_to_coarser(divided):
+        most = max(1, math.isqrt(2 * int(work) // SLOTS))  # blocks in a table, even if all are of one shape
+        for blocks in _finer_to_coarser(divided, count // most):
             if _work(blocks.kinds, SLOTS, 0, work) <= work:
                 break
         if not found or len(blocks.kinds) < len(found[-1].kinds):
@@ -124,23 +101,33 @@ def _granularities(divided: Callable[[int], Blocks]) -> list[Blocks]:
     return found
 
 
-def _finer_to_coarser(divided: Callable[[int], Blocks]) -> Iterator[Blocks]:
-    """The graph in fewer and fewer blocks, at last in one; ``divided`` makes them of every so many cuts."""
+def _finer_to_coarser(divided: Callable[[int], Division], least: int = 1) -> Iterator[Division]:
+    """The graph in fewer and fewer blocks, at last in one.
+
+    Args:
+        divided: Makes blocks of every so many cuts.
+        least: The fewest cuts in a block that are tried.
+    """
     stride = 1
     while True:
-        blocks = divided(stride)
-        yield blocks
-        if len(blocks.kinds) == 1:
-            return
+        if stride >= least:
+            blocks = divided(stride)
+            yield blocks
+            if len(blocks.kinds) == 1:
+                return
         stride += 1 + stride // 4
 
 
-def _finest(divided: Callable[[int], Blocks], tables: Sequence[Table]) -> Iterator[Table]:
+def _finest(divided: Callable[[int], Division], tables: Sequence[Table]) -> Iterator[Table]:
     """A table of more blocks than the others', for what those serve with their least sizes and for less."""
     most = math.ceil(REACH * min((table.unit * table.steps[0] for table in tables if table.steps), default=0))
     for blocks in _finer_to_coarser(divided):
         if not most or len(blocks.kinds) <= tables[0].count:
             return
+        if (
+            _work(blocks.kinds, 1, CALL_WORK, MAX_FINE_WORK) > MAX_FINE_WORK
+        ):  # so that no shapes need be analysed
+            continue
         slots = min(FEW_SLOTS, most // _divisor(blocks) + 1)
         if _work(blocks.kinds, slots, CALL_WORK, MAX_FINE_WORK) <= MAX_FINE_WORK:
             yield Table(blocks, *_unit(blocks, most, FEW_SLOTS, FEW_SLOTS))
@@ -157,7 +144,7 @@ def _work(kinds: Sequence[int], slots: int, each: int, limit: float) -> int:
     return total
 
 
-def _keep_all_bytes(blocks: Blocks) -> int:
+def _keep_all_bytes(blocks: Division) -> int:
     """What is free at the end, at most, if a plan recomputes nothing from some block on."""
     need = grown = most = 0
     for kind in reversed(blocks.kinds):
@@ -169,23 +156,28 @@ def _keep_all_bytes(blocks: Blocks) -> int:
     return most
 
 
-def _sizes(blocks: Blocks) -> npt.NDArray[np.int64]:
+def _sizes(blocks: Division) -> npt.NDArray[np.int64]:
     """All bytes that are rounded, each as often as it counts."""
-    found: list[int] = []
-    for kind in blocks.kinds:
-        shape = blocks.shapes[kind]
-        found += [size for size, _ in shape.leaving]
-        found += [abs(shape.grown_bytes), shape.advance.forward_bytes, shape.alone.backward_bytes]
-        for option in shape.options:
-            found += [option.kept_bytes, option.forward_bytes, option.backward_bytes]
-    return np.array([size for size in found if size], dtype=np.int64)
+    of_shapes = [_rounded(shape) for shape in blocks.shapes]
+    return np.array([size for kind in blocks.kinds for size in of_shapes[kind] if size], dtype=np.int64)
 
 
-def _divisor(blocks: Blocks) -> int:
-    return math.gcd(*map(int, _sizes(blocks))) or 1
+def _rounded(shape: Shape) -> list[int]:
+    """The bytes of a shape that are rounded."""
+    found = [size for size, _ in shape.leaving]
+    found += [abs(shape.grown_bytes), shape.advance.forward_bytes, shape.alone.backward_bytes]
+    for option in shape.options:
+        found += [option.kept_bytes, option.forward_bytes, option.backward_bytes]
+    return found
 
 
-def _unit(blocks: Blocks, most: int, slots: int = SLOTS, exact_slots: int = EXACT_SLOTS) -> tuple[float, int]:
+def _divisor(blocks: Division) -> int:
+    return math.gcd(*(size for shape in blocks.shapes for size in _rounded(shape))) or 1
+
+
+def _unit(
+    blocks: Division, most: int, slots: int = SLOTS, exact_slots: int = EXACT_SLOTS
+) -> tuple[float, int]:
     """Bytes of a slot and their number: those between half of ``slots`` and ``slots`` that round best."""
     divisor = _divisor(blocks)
     if most <= divisor * exact_slots:

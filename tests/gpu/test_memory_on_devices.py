@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
+import largest
 import pytest
 import torch
 from devices import built, compiled, measured, report_of, training_step
@@ -14,11 +13,8 @@ from torch import Tensor, nn
 
 import fxremat
 from fxremat import InfeasibleBudgetError
-from fxremat.predict.problem import INDUCTOR_MARGIN
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "gpu"))
-
-import largest
+from fxremat.device.calibrate import scratch_bytes
+from fxremat.predict.models import INDUCTOR_MARGIN
 
 EXACT = 0.01  # how far a prediction may be off without Inductor; with it, as far as the budget leaves free
 
@@ -128,4 +124,4 @@ def test_an_operators_first_run_takes_no_more_scratch_than_others(
         torch._C._cuda_clearCublasWorkspaces()
     module = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()).to(device)
     graph = fxremat.capture(module, torch.randn(32, 64, device=device), loss=torch.sum, compiler="eager")
-    assert set(fxremat.calibrate.scratch_bytes(graph, "none")) == {0}
+    assert set(scratch_bytes(graph)) == {0}

@@ -1,0 +1,137 @@
+"""Patches: all that fxremat changes of torch while a process runs.
+
+1. ``GraphLowering.save_output_code`` (``reading_code``; all versions). Generated code is read before its
+   kernels are compiled, and torch hands it to nobody else. In force while any thread is inside, and put back
+   by the last one that leaves.
+2. An implementation of the operator ``control_deps`` for autograd (``add_missing_implementation``; torch
+   2.11, later versions have one). Without it the operator takes no parameters. It stays: the operator is
+   called whenever a graph with it is traced, in whatever thread.
+
+No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
+(``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
+handed, such as choices for Inductor (``compilers.py``).
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+import networkx as nx
+import torch
+from torch._functorch import partitioners
+
+__all__ = ["add_missing_implementation", "choosing_by", "reading_code"]
+
+Cut = Callable[[Any, Any, Any], Any]
+
+
+# --- Generated code ---------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_reader: ContextVar[Callable[[str], None] | None] = ContextVar("fxremat_reader", default=None)
+
+
+class _Saver:
+    """Stands in the place of a ``save_output_code`` while any thread is inside of ``reading_code``.
+
+    It hands a text to what was there before, and to the reader of the thread that generated it.
+
+    Attributes:
+        before: What it stands in the place of.
+        inside: How many are inside. None is left, and it reads nothing more, when it has gone.
+    """
+
+    def __init__(self, before: Callable[[str], None] | None) -> None:
+        self.before = before
+        self.inside = 0
+
+    def __call__(self, text: str) -> None:
+        if self.before is not None:
+            self.before(text)
+        read = _reader.get()
+        if read is not None and self.inside:
+            read(text)
+
+
+@contextlib.contextmanager
+def reading_code(read: Callable[[str], None]) -> Iterator[None]:
+    """Have the code read that Inductor generates in this thread; that of a graph from a cache is left out.
+
+    Any number of threads may be inside at once, if nobody else sets ``save_output_code`` meanwhile. Who does
+    is not overruled: theirs stays, and whether it calls ours is up to them.
+    """
+    from torch._inductor.graph import GraphLowering
+
+    with _lock:
+        saver = GraphLowering.save_output_code
+        if not isinstance(saver, _Saver):
+            saver = GraphLowering.save_output_code = _Saver(saver)
+        saver.inside += 1
+    token = _reader.set(read)
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+        with _lock:
+            saver.inside -= 1
+            if saver.inside == 0 and GraphLowering.save_output_code is saver:
+                GraphLowering.save_output_code = saver.before
+
+
+# --- Control dependencies ---------------------------------------------------------------------------
+
+
+def _run_dependent(dependencies: object, subgraph: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What an operator with control dependencies computes."""
+    return subgraph(*args, **kwargs)
+
+
+def add_missing_implementation() -> None:
+    """Let the operator with control dependencies take operands that require gradients."""
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    key = torch._C.DispatchKey.Autograd
+    with _lock:
+        if key not in control_deps.py_kernels:
+            control_deps.py_impl(key)(_run_dependent)
+
+
+# --- The minimum cut --------------------------------------------------------------------------------
+
+
+class _Networkx:
+    """networkx, but for its minimum cut."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.minimum_cut = cut
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(nx, name)
+
+
+def choosing_by(cut: Cut) -> Callable[..., Any]:
+    """A copy of PyTorch's ``choose_saved_values_set`` that finds its minimum cut by this function.
+
+    The two functions concerned are copied with names of their own to look up, so that torch, networkx and
+    other threads go on as they are. Up to torch 2.14 ``solve_min_cut`` imports networkx for each call, and
+    gets one with our cut; from then on it calls ``minimum_cut`` of its module.
+    """
+    names = {**vars(partitioners), "minimum_cut": cut, "__builtins__": {**vars(builtins)}}
+
+    def import_(name: str, *args: Any, **kwargs: Any) -> Any:
+        return _Networkx(cut) if name == "networkx" else builtins.__import__(name, *args, **kwargs)
+
+    names["__builtins__"]["__import__"] = import_
+    for name in ("solve_min_cut", "choose_saved_values_set"):
+        function = getattr(partitioners, name)
+        copy = FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        names[name] = copy
+    chooser: Callable[..., Any] = names["choose_saved_values_set"]
+    return chooser

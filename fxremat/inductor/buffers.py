@@ -1,0 +1,143 @@
+"""Buffers: which values get one, where one takes the place of another, and what is copied besides.
+
+Rules 4, 5, 7 and 8 of ``fusion.py``, for kernels whose place in time is known. Linear in steps and reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fxremat.graph.loops import Kind
+from fxremat.inductor.concatenation import convolution_copies, held_operands
+from fxremat.inductor.grouping import Grouping
+from fxremat.inductor.kernels import Kernel, depends_on
+from fxremat.inductor.layout import channels_last, input_copies
+from fxremat.inductor.pooling import scatter_buffers
+from fxremat.inductor.timing import Timing
+from fxremat.memory.lowering import Lowering
+
+
+def buffers(grouping: Grouping, timing: Timing) -> Lowering:
+    """The lowering of a schedule whose kernels are known, and when they run."""
+    return _Buffers(grouping, timing).lowering()
+
+
+class _Buffers:
+    """The buffers of one schedule."""
+
+    def __init__(self, grouping: Grouping, timing: Timing) -> None:
+        self.graph = grouping.graph
+        self.binding = grouping.binding
+        self.inlining = grouping.inlining
+        self.grouping = grouping
+        self.kernels = grouping.kernels
+        self.timing = timing
+
+    def lowering(self) -> Lowering:
+        """What has a buffer, less what is held in others or takes their place, and the copies."""
+        timing = self.timing
+        held_in, copies = self._cats()
+        is_stored = [step not in held_in and self._has_buffer(step) for step in range(len(self.kernels))]
+        found = self.grouping.scatters
+        extra = [
+            *self._reuses(is_stored),
+            *input_copies(self.graph, self.binding),
+            *copies,
+            *self._parts(),
+            *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, timing.runs_at),
+        ]
+        return Lowering(is_stored, timing.runs_at, timing.read_until, extra, held_in, timing.read_later)
+
+    # -- what gets a buffer
+
+    def _has_buffer(self, step: int) -> bool:
+        """Whether a step's value is stored: where it leaves its kernel. What views read is."""
+        kind = self.inlining.kinds[step]
+        if kind is Kind.VIEW:
+            return True
+        if not self.inlining.realized[step]:
+            return False
+        if kind is Kind.KERNEL or self.inlining.pinned[step] or step in self.grouping.feeders:
+            return True
+        kernel = self.kernels[step]
+        if self.inlining.loops[step].is_draw and kernel is not None and self._reduces_rows(kernel):
+            return True
+        return any(self.kernels[reader] is not kernel for reader in self.inlining.realized_readers[step])
+
+    def _reduces_rows(self, kernel: Kernel) -> bool:
+        """Whether, on a CPU, a kernel goes over rows; numbers are drawn in a loop over all elements."""
+        return self.graph.is_on_cpu and kernel.reduction is not None and kernel.reduction.written > 1
+
+    # -- what takes the place of another
+
+    def _reuses(self, is_stored: Sequence[bool]) -> Iterable[tuple[int, int, int]]:
+        """A buffer of a loop may take the place of one of equal size that its kernel reads last."""
+        outputs = {self.inlining.bases[step] for step in self.binding.outputs}
+        taken: set[int] = set()
+        for step, kernel in enumerate(self.kernels):
+            if kernel is None or not kernel.is_loop or not is_stored[step]:
+                continue
+            size = self.graph.node_bytes(self.binding.nodes[step])
+            for leaf in self.inlining.leaves[step]:
+                fits = is_stored[leaf] and self._bytes_of_one(leaf) == size > 0
+                is_fixed = leaf in taken or leaf in outputs or leaf in self.grouping.feeders
+                if not fits or is_fixed or not self._reads_last(step, leaf):
+                    continue
+                if self.timing.read_until[step] == kernel.runs_at:
+                    taken.add(leaf)
+                    yield kernel.runs_at, kernel.runs_at, -size
+                    break
+
+    def _reads_last(self, step: int, leaf: int) -> bool:
+        """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""
+        kernel = self.kernels[step]
+        found = ((reader, self.kernels[reader]) for reader in self.inlining.realized_readers[leaf])
+        return kernel is not None and all(
+            other is None
+            or other.rank < kernel.rank
+            or (other is kernel and depends_on(step, reader, self.inlining.leaves))
+            for reader, other in found
+        )
+
+    def _bytes_of_one(self, step: int) -> int:
+        """Bytes of a step's buffer; 0 if it has several or none."""
+        node = self.binding.nodes[step]
+        return self.graph.node_bytes(node) if len(self.graph.nodes[node].creates) == 1 else 0
+
+    # -- what is held in another, or copied
+
+    def _cats(self) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+        """The operands that are held in concatenations, and the copies that are made of these."""
+        feeders, runs_at = self.grouping.feeders, self.timing.runs_at
+        if not feeders:
+            return {}, []
+        channels = channels_last(self.graph, self.binding, self.grouping.recomputation.waiting)
+        reads = {read for step in feeders for read in self.binding.reads[step] if read is not None}
+        free = frozenset(read for read in reads if self._has_free_layout(read, read in channels))
+        held_in = held_operands(self.graph, self.binding, feeders, free)
+        kernels = ((step, self.kernels[step]) for step in feeders)
+        complete = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}
+        holders = frozenset(held_in.values())
+        readers = self.inlining.readers
+        copies = convolution_copies(self.graph, self.binding, complete, runs_at, readers, holders)
+        return held_in, list(copies)
+
+    def _has_free_layout(self, step: int, is_channels_last: bool) -> bool:
+        """Whether nothing fixes how a stored value lies: no other graph, no kernel that reads it."""
+        is_fixed = self.inlining.pinned[step] or (self.inlining.is_dear[step] and is_channels_last)
+        return self.inlining.realized[step] and not is_fixed and not self._feeds_kernel(step)
+
+    def _feeds_kernel(self, step: int) -> bool:
+        """Whether an external kernel reads a value."""
+        return any(self.inlining.kinds[reader] is Kind.KERNEL for reader in self.inlining.readers[step])
+
+    def _parts(self) -> Iterable[tuple[int, int, int]]:
+        """The copies of parts of inlined values that convolutions read."""
+        loops = self.inlining.loops
+        for reader, parts in self.inlining.parts_read.items():
+            for part in parts:
+                base = self.inlining.bases[part]
+                if not self.inlining.realized[base]:
+                    whole = self.graph.node_bytes(self.binding.nodes[base])
+                    size = whole * loops[part].elements // loops[base].elements
+                    yield part, self.timing.runs_at[reader], size

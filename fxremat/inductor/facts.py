@@ -1,0 +1,69 @@
+"""Facts: what Inductor sees in the operators of a graph, whatever the schedule.
+
+They are found once for a graph, and kept as long as the graph is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fxremat.graph import ops
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a graph's nodes.
+
+    Attributes:
+        kinds: How each node is lowered.
+        viewed_places: For each view, which of its operands it looks at; None for others.
+        convolutions: Indices of convolutions and their gradients.
+        pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
+        copied_bytes: For each input that a convolution reads, bytes of the copy that lies channels last; 0
+            where the input lies so itself.
+    """
+
+    kinds: tuple[Kind, ...]
+    viewed_places: tuple[int | None, ...]
+    convolutions: frozenset[int]
+    pooling_offsets: frozenset[int]
+    copied_bytes: Mapping[int, int]
+
+
+_known: weakref.WeakKeyDictionary[JointGraph, Facts] = weakref.WeakKeyDictionary()
+
+
+def facts(graph: JointGraph) -> Facts:
+    """The facts of a graph that was traced."""
+    found = _known.get(graph)
+    if found is None:
+        found = _known[graph] = _facts(graph)
+    return found
+
+
+def _facts(graph: JointGraph) -> Facts:
+    kinds = tuple(loop.kind for loop in graph.loops)
+    places = zip(graph.shared_places, kinds, strict=True)
+    each = tuple(enumerate(graph.fx_nodes))
+    convolutions = frozenset(
+        index for index, node in each if ops.is_convolution(node) or ops.is_convolution_gradient(node)
+    )
+    read = (operand for index in sorted(convolutions) for operand in graph.nodes[index].operands)
+    return Facts(
+        kinds,
+        tuple(place if kind is Kind.VIEW else None for place, kind in places),
+        convolutions,
+        frozenset(index for index, node in each if picks_offsets(node)),
+        {operand: _copied_bytes(graph, operand) for operand in read if operand < graph.num_inputs},
+    )
+
+
+def _copied_bytes(graph: JointGraph, index: int) -> int:
+    """Bytes of a copy of a node's value that lies channels last; 0 where the value lies so itself."""
+    value = graph.fx_nodes[index].meta.get("val")
+    is_copied = any(map(is_channels_first, ops.tensors(value)))
+    return ops.value_bytes(graph.fx_nodes[index]) if is_copied else 0

@@ -1,0 +1,134 @@
+"""Grouping: which loops become one kernel.
+
+The second rule of ``fusion.py``: the realized steps are gone through in order, and each becomes a part of a
+kernel before it, or the first of one of its own. Linear in steps and reads, but for the searches for paths,
+which are bounded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Kind
+from fxremat.graph.schedule import Binding
+from fxremat.inductor.inlining import Inlining
+from fxremat.inductor.kernels import Kernel, leads_to
+from fxremat.inductor.pooling import scatters
+from fxremat.inductor.segments import Recomputation
+
+# Inductor's defaults: the distance in its scheduler's are_long_distant_nodes, and
+# config.score_fusion_memory_threshold.
+MAX_DISTANCE = 64
+MIN_SHARED_BYTES = 10
+
+MAX_SIBLINGS = 4  # that share a read, among which a loop looks for a kernel to join
+
+
+class Grouping:
+    """The kernels of a schedule.
+
+    Attributes:
+        kernels: For each step, the kernel that computes it; None for what is not realized.
+        feeders: For each concatenation on a CPU, the operands that a near loop can write to it, and the
+            kernels of these loops.
+        scatters: What ``pooling.scatters`` says.
+    """
+
+    def __init__(
+        self, graph: JointGraph, binding: Binding, inlining: Inlining, recomputation: Recomputation
+    ) -> None:
+        self.graph = graph
+        self.binding = binding
+        self.inlining = inlining
+        self.recomputation = recomputation
+        self.kernels: list[Kernel | None] = []
+        self.feeders: dict[int, dict[int, Kernel]] = {}
+        self.scatters = scatters(graph, binding, inlining.bases)
+        views = itertools.chain(*self.scatters.values())
+        self._scattered = frozenset(inlining.bases[view] for view in views)
+        self._latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
+        self._realized_count = 0
+        for step, is_realized in enumerate(inlining.realized):
+            self.kernels.append(self._kernel_of(step) if is_realized else None)
+
+    def _kernel_of(self, step: int) -> Kernel:
+        """The kernel that computes a realized step, which is a part of it from now on.
+
+        An external kernel is one of its own, and so is a loop that finds none to join: none that computes
+        what it reads, and no near one that reads the same. Later loops may then find this kernel through what
+        the step reads.
+        """
+        self._realized_count += 1
+        loop = self.inlining.loops[step]
+        is_loop = self.inlining.kinds[step] is not Kind.KERNEL
+        producers = self._producers(step)
+        joined = self._joinable(step, producers) if is_loop and step not in self._scattered else None
+        if loop.is_cat and self.graph.is_on_cpu:
+            self.feeders[step] = dict(self._find_feeders(step))
+        place = self.inlining.realized_at(step)
+        kernel = joined or Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=place)
+        kernel.take(step, loop, place, producers, self._realized_count)
+        for read in self._shareable(step) if is_loop else ():
+            readers = self._latest_readers.setdefault(read, deque(maxlen=MAX_SIBLINGS))
+            if not readers or readers[0] is not kernel:
+                readers.appendleft(kernel)
+        return kernel
+
+    def _producers(self, step: int) -> Sequence[Kernel]:
+        """The kernels that compute what a step reads; what was saved is there when the backward begins."""
+        is_backward = step >= self.binding.boundary
+        leaves = self.inlining.leaves[step]
+        found = [self.kernels[leaf] for leaf in leaves if not is_backward or leaf >= self.binding.boundary]
+        return list(dict.fromkeys([kernel for kernel in found if kernel is not None]))
+
+    def _joinable(self, step: int, producers: Sequence[Kernel]) -> Kernel | None:
+        """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read.
+
+        No path may lead from it to the loop through another kernel, which would have to run inside of it.
+        """
+        loop = self.inlining.loops[step]
+        siblings = itertools.chain(*(self._latest_readers.get(read, ()) for read in self._shareable(step)))
+        for kernel in dict.fromkeys((*producers, *siblings)):
+            is_open = kernel.admits(loop.elements, loop.reduction) and self._is_open(kernel, step)
+            if is_open and not leads_to(kernel, producers):
+                return kernel
+        return None
+
+    def _is_open(self, kernel: Kernel, step: int) -> bool:
+        """Whether a kernel is near a loop, and of its segment, or of its stretch if neither recomputes."""
+        steps = (*kernel.steps, step)
+        is_same_part = (kernel.steps[0] >= self.binding.boundary) == (step >= self.binding.boundary)
+        if not is_same_part or self._realized_count - kernel.ordinal > MAX_DISTANCE:
+            return False
+        is_again = any(self.binding.is_mirror[each] for each in steps)
+        numbers = self.recomputation.segments if is_again else self.recomputation.stretches
+        return len({numbers[each] for each in steps}) == 1
+
+    def _shareable(self, step: int) -> Iterable[int]:
+        """What is read of steps, and of inputs (numbered below 0), and is enough to fuse with other readers.
+
+        Of its seeds a draw reads one.
+        """
+        if self.inlining.loops[step].is_draw:
+            return
+        nodes, node_bytes = self.binding.nodes, self.graph.node_bytes
+        leaves = self.inlining.leaves[step]
+        yield from (leaf for leaf in leaves if node_bytes(nodes[leaf]) >= MIN_SHARED_BYTES)
+        inputs = sorted(self.inlining.inputs_read[step])
+        yield from (-1 - each for each in inputs if self.graph.loops[each].elements >= MIN_SHARED_BYTES)
+
+    def _find_feeders(self, step: int) -> Iterable[tuple[int, Kernel]]:
+        """Operands of a concatenation, and the near loops that have them at hand and can write them to it."""
+        inlining = self.inlining
+        for read in self.binding.reads[step]:
+            if read is None:
+                continue
+            base = inlining.bases[read]
+            elements = inlining.loops[base].elements
+            for leaf in (base,) if inlining.realized[base] else inlining.leaves[base]:
+                kernel = self.kernels[leaf]
+                if kernel is not None and kernel.admits(elements, None) and self._is_open(kernel, step):
+                    yield base, kernel

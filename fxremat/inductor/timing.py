@@ -1,0 +1,131 @@
+"""Timing: when kernels run, and until when what they read is held.
+
+A kernel runs where the first of its steps stands, or as soon as all that it reads is there. On a CPU all
+loops between two external kernels are one call. What an inlined step reads is held until the last of its
+readers has run. Linear in steps and reads, but that kernels are put behind what they read until none moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fxremat.graph.loops import Kind
+from fxremat.inductor.grouping import Grouping
+from fxremat.inductor.kernels import Kernel
+from fxremat.inductor.pooling import inlined_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When things happen; the fields are those of ``Lowering``.
+
+    Attributes:
+        runs_at: For each step, when its kernel runs.
+        read_until: For each step, until when its operands are read, but for those of ``read_later``.
+        read_later: Pairs of an operand and a step at which it is read, too.
+    """
+
+    runs_at: Sequence[int]
+    read_until: Sequence[int]
+    read_later: Sequence[tuple[int, int]]
+
+
+def timing(grouping: Grouping) -> Timing:
+    """Put the kernels in order, and read off when each step is computed and its operands are read."""
+    boundary, num_steps = grouping.binding.boundary, len(grouping.kernels)
+    kernels = in_order(dict.fromkeys(kernel for kernel in grouping.kernels if kernel is not None))
+    spread(kernels, boundary, num_steps)
+    if grouping.graph.is_on_cpu:
+        join_calls(kernels, boundary)
+    runs_at = [step if kernel is None else kernel.runs_at for step, kernel in enumerate(grouping.kernels)]
+    copied_at = {
+        (step, operand): kernel.runs_at
+        for step, feeders in grouping.feeders.items()
+        for operand, kernel in feeders.items()
+    }
+    read_until = _read_until(grouping, runs_at, copied_at)
+    read_later = []
+    for step, feeders in grouping.feeders.items():  # a concatenation is there with the first of its operands
+        reads = [read for read in grouping.binding.reads[step] if read is not None]
+        bases = grouping.inlining.bases
+        read_later += [(read, copied_at.get((step, bases[read]), runs_at[step])) for read in reads]
+        runs_at[step] = min((kernel.runs_at for kernel in feeders.values()), default=runs_at[step])
+        read_until[step] = runs_at[step]
+    return Timing(runs_at, read_until, read_later)
+
+
+def _read_until(
+    grouping: Grouping, runs_at: Sequence[int], copied_at: Mapping[tuple[int, int], int]
+) -> list[int]:
+    """For each step, until when its operands are read: for an inlined one by the last of its readers.
+
+    Args:
+        grouping: The kernels, in order.
+        runs_at: For each step, when its kernel runs.
+        copied_at: For a concatenation and an operand that a near loop copies there, when that loop runs.
+    """
+    inlining = grouping.inlining
+    found = list(runs_at)
+    for step in range(len(found) - 1, -1, -1):
+        if inlining.kinds[step] is Kind.VIEW:
+            found[step] = step
+        elif grouping.kernels[step] is None:
+            ends = [copied_at.get((reader, step), found[reader]) for reader in inlining.readers[step]]
+            found[step] = max(ends, default=step)
+    for pooling, readers in inlined_offsets(grouping.graph, grouping.binding):
+        found[pooling] = max(found[pooling], *(found[reader] for reader in readers))
+    return found
+
+
+def in_order(found: Iterable[Kernel]) -> list[Kernel]:
+    """Time kernels where their first step stands, or when all that they read is there; in that order."""
+    kernels = list(found)
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for kernel in kernels:
+            for producer in kernel.producers:
+                if (producer.runs_at, producer.rank) >= (kernel.runs_at, kernel.rank):
+                    kernel.runs_at, kernel.rank = producer.runs_at, producer.rank + 1
+                    is_settled = False
+    kernels.sort(key=lambda kernel: (kernel.runs_at, kernel.rank, kernel.steps[0]))
+    for rank, kernel in enumerate(kernels):
+        kernel.rank = rank
+    return kernels
+
+
+def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
+    """Let kernels that have waited for others run behind these, not at the same step.
+
+    Loops at one step are one call. There are more steps than kernels, so that those put off catch up.
+
+    Args:
+        kernels: All kernels, in order.
+        boundary: The first step of the backward, which is a program of its own.
+        num_steps: How many steps there are.
+    """
+    before: Kernel | None = None
+    for kernel in kernels:
+        if before is not None and kernel.runs_at <= before.runs_at:
+            is_one_call = kernel.is_loop and before.is_loop
+            end = boundary if kernel.steps[0] < boundary else num_steps
+            kernel.runs_at = min(before.runs_at + (not is_one_call), end - 1)
+        before = kernel
+
+
+def join_calls(kernels: Sequence[Kernel], boundary: int) -> None:
+    """Let loops between two external kernels run together, where the last of them stands.
+
+    Args:
+        kernels: All kernels, in order.
+        boundary: The first step of the backward, which is a program of its own.
+    """
+    call: list[Kernel] = []
+    for kernel in reversed(kernels):
+        is_other_part = bool(call) and kernel.runs_at < boundary <= call[0].runs_at
+        if not kernel.is_loop or is_other_part:
+            call = []
+        if kernel.is_loop:
+            call.append(kernel)
+            kernel.runs_at = call[0].runs_at

@@ -1,0 +1,77 @@
+"""patches: what fxremat changes of torch is seen by those whom it concerns, and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+from torch._inductor.graph import GraphLowering
+
+from fxremat._torch.patches import reading_code
+
+
+def generate(text: str) -> None:
+    """What Inductor does when it has generated code."""
+    if GraphLowering.save_output_code is not None:
+        GraphLowering.save_output_code(text)
+
+
+def test_code_is_read_inside_and_not_outside() -> None:
+    """The innermost reader gets it; an error on the way out leaves nothing behind."""
+    outer: list[str] = []
+    inner: list[str] = []
+    before = GraphLowering.save_output_code
+    with pytest.raises(KeyError), reading_code(outer.append):
+        generate("a")
+        with reading_code(inner.append):
+            generate("b")
+        generate("c")
+        raise KeyError
+    generate("d")
+    assert (outer, inner) == (["a", "c"], ["b"])
+    assert GraphLowering.save_output_code is before
+
+
+def test_two_threads_read_their_own() -> None:
+    """At the same time, and whoever leaves first."""
+    together = Barrier(2)
+
+    def generated(name: str) -> list[str]:
+        found: list[str] = []
+        together.wait()
+        with reading_code(found.append):
+            together.wait()
+            generate(name)
+            together.wait()
+        together.wait()
+        generate("too late")
+        return found
+
+    before = GraphLowering.save_output_code
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(generated, "ab")) == [["a"], ["b"]]
+    assert GraphLowering.save_output_code is before
+
+
+def test_what_others_set_is_called_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was there before, or was set around ours and left there."""
+    theirs: list[str] = []
+    ours: list[str] = []
+
+    def around(inner: Callable[[str], None] | None) -> Callable[[str], None]:
+        return lambda text: theirs.append(text) or (inner(text) if inner is not None else None)
+
+    first = around(None)
+    monkeypatch.setattr(GraphLowering, "save_output_code", first)
+    with reading_code(ours.append):
+        generate("a")
+        second = around(GraphLowering.save_output_code)
+        GraphLowering.save_output_code = second
+    assert GraphLowering.save_output_code is second
+    generate("b")
+    with reading_code(ours.append):
+        generate("c")
+    assert GraphLowering.save_output_code is second
+    assert ours == ["a", "c"] and theirs == ["a", "b", "b", "c", "c"]

@@ -1,0 +1,301 @@
+"""partition: the forward and the backward together are the joint graph, and save what they must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graphs import (
+    assert_same,
+    chain,
+    example_inputs,
+    few,
+    networks,
+    output_names,
+    placeholders,
+    random_schedule,
+    run,
+    run_parts,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from models import case, fresh
+from programs import Network, batch, traced
+from torch import Tensor, fx, nn
+
+import fxremat
+from fxremat.emit.partition import partition, saved_values
+from fxremat.emit.rewrite import rewrite
+from fxremat.errors import GraphError
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.schedule import Schedule
+from fxremat.inductor.order import may_fuse, order_recomputation
+from fxremat.predict.models import profile
+
+
+def saved_names(graph: JointGraph) -> list[str]:
+    """Names of what the backward needs from the forward."""
+    return [graph.nodes[index].name for index in saved_values(graph)]
+
+
+def operators(module: fx.GraphModule) -> list[str]:
+    """Names of what an fx graph runs, in order."""
+    return [node.name for node in module.graph.nodes if node.op == "call_function"]
+
+
+class TwoLayers(nn.Module):
+    """sum(tanh(x @ w) @ v)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+        self.v = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x @ self.w).tanh() @ self.v).sum()
+
+
+# --- By hand --------------------------------------------------------------------------------------------
+
+
+def test_what_the_backward_reads_is_saved() -> None:
+    """Of a two-layer network: the weight and the input that gradients read, and tanh's output."""
+    graph = fxremat.capture(TwoLayers(), torch.randn(3, 4))
+    #  w's gradient reads x = primals_3; tanh's reads v = primals_2 and tanh; v's reads tanh
+    assert saved_names(graph) == ["primals_2", "primals_3", "tanh"]
+    forward, backward = partition(graph)
+    assert operators(forward) == ["mm", "tanh", "mm_1", "sum_1"]
+    assert output_names(forward) == ["sum_1", "primals_2", "primals_3", "tanh"]
+    assert placeholders(backward) == ["primals_2", "primals_3", "tanh", "tangents_1"]
+    assert len(output_names(backward)) == len(graph.backward_outputs)
+
+
+def test_what_is_mirrored_is_not_saved() -> None:
+    """tanh is computed again from mm, which takes its place among the saved values, or from the inputs."""
+    graph = fxremat.capture(TwoLayers(), torch.randn(3, 4))
+    assert saved_names(rewrite(graph, expand(graph, {"tanh": 1}))) == ["primals_2", "primals_3", "mm"]
+    rewritten = rewrite(graph, expand(graph, {"tanh": 1, "mm": 1}))
+    assert saved_names(rewritten) == ["primals_1", "primals_2", "primals_3"]
+    _, backward = partition(rewritten)
+    assert {"mm_mirror1", "tanh_mirror1"} <= set(operators(backward))
+
+
+def test_the_backward_keeps_the_planned_order() -> None:
+    """The interior of both graphs stands in the joint graph's order."""
+    graph = traced(Network([("tanh", -1, -1), ("gelu", -1, -1), ("linear", -1, -1), ("add", -1, -3)]))
+    new = rewrite(graph, random_schedule(graph, seed=2))
+    forward, backward = partition(new)
+    names = [node.name for node in new.nodes]
+    assert operators(forward) == names[new.num_inputs : new.boundary]
+    assert operators(backward) == names[new.boundary :]
+
+
+def test_the_tuple_of_an_operator_is_never_saved() -> None:
+    """Of an operator with several outputs those are saved that the backward reads, one by one."""
+    graph = traced(Network([("layer_norm", -1, -1), ("sort", -1, -1), ("dropout", -1, -1)]))
+    saved = [graph.fx_nodes[index] for index in saved_values(graph)]
+    assert saved
+    assert not any(isinstance(node.meta["val"], (tuple, list)) for node in saved)
+    leaders = {graph.leader(node.name) for node in saved} - {None}
+    assert {"native_layer_norm", "sort", "native_dropout"} <= leaders
+
+
+def test_an_operators_tuple_that_must_be_saved_is_an_error() -> None:
+    """A backward that picks an output itself is told where the fault is."""
+    graph = traced(Network([("sort", -1, -1)]))
+    broken = replace(graph, boundary=graph.index["getitem_1"])
+    with pytest.raises(GraphError, match="tuple of the forward") as caught:
+        saved_values(broken)
+    assert caught.value.node == "sort"
+
+
+def test_a_gradient_that_the_forward_computes_is_saved() -> None:
+    """A gradient without a tangent is handed from the forward to the backward, which returns it."""
+
+    class Constant(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x.exp())
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+            return ctx.saved_tensors[0]  # without the tangent
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Constant.apply(x)
+
+    x = torch.randn(4, requires_grad=True)
+    graph = fxremat.capture(Model(), x)
+    inputs = [x.detach(), torch.ones(())]
+    assert_same(run_parts(partition(graph), graph, inputs), [x.detach().sum(), x.detach().exp()])
+
+
+def test_nothing_saved() -> None:
+    """A backward that needs the tangent alone gets it alone."""
+    graph = fxremat.capture(nn.Identity(), torch.randn(4, requires_grad=True), loss=torch.sum)
+    forward, backward = partition(graph)
+    assert output_names(forward) == ["sum_1"]
+    assert placeholders(backward) == ["tangents_1"]
+
+
+def test_a_graph_of_mappings_cannot_be_partitioned() -> None:
+    """There is no fx graph to split."""
+    with pytest.raises(GraphError, match="made of mappings"):
+        partition(chain(2))
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_random_operators_run_once(seed: int | None) -> None:
+    """The backward draws no random numbers, though it has what the forward drew them for."""
+    network = Network([("dropout", -1, -1), ("dropout", -1, -1), ("mul", -1, -2)])
+    graph = traced(network)
+    schedule = Schedule(graph.names) if seed is None else random_schedule(graph, seed)
+    forward, backward = partition(rewrite(graph, schedule))
+    assert [name for name in operators(forward) if name.startswith("native_dropout")] == [
+        "native_dropout",
+        "native_dropout_1",
+    ]
+    assert not [node for node in backward.graph.nodes if node.target is torch.ops.aten.native_dropout.default]
+
+
+# --- Together they are the joint graph ------------------------------------------------------------------
+
+
+@few(15)
+@given(networks(), st.integers(0, 9))
+def test_the_parts_compute_what_the_joint_graph_computes(network: Network, seed: int) -> None:
+    """The forward and then the backward give the outputs and gradients of the joint graph, in every bit."""
+    graph = traced(network)
+    new = rewrite(graph, random_schedule(graph, seed))
+    inputs = example_inputs(graph)
+    assert_same(run_parts(partition(new), new, inputs), run(graph.module, inputs))
+
+
+@few(10)
+@given(networks(), st.integers(0, 9))
+def test_the_forward_returns_what_the_profile_says_is_saved(network: Network, seed: int) -> None:
+    """The bytes that live across the boundary are those of what the forward returns, inputs apart."""
+    graph = traced(network)
+    new = rewrite(graph, random_schedule(graph, seed))
+    held = {storage for index in saved_values(new) for storage in new.nodes[index].views}
+    held |= {s for output in new.forward_outputs if output is not None for s in new.nodes[output].views}
+    assert profile(new, new.names).saved_bytes == sum(new.storage_bytes[storage] for storage in held)
+
+
+@pytest.mark.parametrize("name", ["gated_mlp", "language_model"])
+def test_the_zoos_parts_compute_the_same(name: str) -> None:
+    """Real networks, rewritten by a random schedule and split, change no bit."""
+    module, inputs = fresh(case(name))
+    graph = fxremat.capture(module, *inputs)
+    new = rewrite(graph, random_schedule(graph, seed=3))
+    arguments = example_inputs(graph)
+    assert_same(run_parts(partition(new), new, arguments), run(graph.module, arguments))
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    """The oracle: forward and backward give eager autograd's loss and gradients, dropout included."""
+    network = Network([("linear", -1, -1), ("dropout", -1, -1), ("layer_norm", -1, -1), ("mul", -1, -3)])
+    x = batch()
+    graph = traced(network)
+    new = rewrite(graph, random_schedule(graph, seed=0))
+    torch.manual_seed(0)
+    loss = network(x)
+    expected = [loss.detach(), *torch.autograd.grad(loss, [*network.parameters(), x])]
+    inputs = [*(p.detach() for p in network.parameters()), x.detach(), torch.ones_like(loss)]
+    assert_same(run_parts(partition(new), new, inputs), expected)
+
+
+# --- The order of recomputation -------------------------------------------------------------------------
+
+
+def test_each_recomputed_segment_waits_for_its_gradient() -> None:
+    """The first kernel of a run of mirrors depends on the last one before; forwards stay as they are."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    again = expand(graph, {"mm_1": 1, "tanh_1": 1, "tanh_2": 1})
+    forward, backward = partition(rewrite(graph, again))
+    assert (order_recomputation(forward), order_recomputation(backward)) == (0, 1)
+    waiting = [node for node in backward.graph.nodes if node.target is torch.ops.higher_order.control_deps]
+    names = [node.name for node in backward.graph.nodes]
+    (gate,) = waiting[0].args[0]
+    assert waiting[0].name == "mm_1_mirror1" and gate.target is torch.ops.aten.mm.default
+    between = names[names.index(gate.name) + 1 : names.index("mm_1_mirror1")]
+    assert not any(name.startswith("mm") for name in between)
+
+
+def test_a_sum_is_waited_for_rather_than_its_product() -> None:
+    """A product with a second reader would be computed by itself; with one it becomes an addmm."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(4, 4))
+            self.b, self.c = (nn.Parameter(torch.randn(4, 4), requires_grad=False) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = (x @ self.a).tanh()
+            return ((h @ self.b) * (h @ self.c).sigmoid()).sum()
+
+    graph = fxremat.capture(Gated(), torch.randn(4, 4))
+    _, backward = partition(rewrite(graph, expand(graph, {"mm": 1, "tanh": 1})))
+    assert order_recomputation(backward) == 1
+    (again,) = (node for node in backward.graph.nodes if node.name == "mm_mirror1")
+    (gate,) = again.args[0]
+    first, second = gate.args
+    assert gate.target is torch.ops.aten.add.Tensor and second.target is torch.ops.aten.mm.default
+    assert list(second.users) == [gate] and list(first.users) == [gate]
+
+
+def test_convolutions_that_wait_are_laid_out_as_the_others() -> None:
+    """What Inductor calls the layout of a convolution that waits is channels last; others are as traced."""
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Conv2d(4, 4, 3, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, 9, 9, requires_grad=True), loss=torch.sum)
+    _, backward = partition(rewrite(graph, expand(graph, {"convolution": 1, "tanh": 1})))
+    assert order_recomputation(backward) == 1
+    (again,) = (node for node in backward.graph.nodes if node.name == "convolution_mirror1")
+    assert again.target is not torch.ops.aten.convolution.default
+    assert again.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    others = [node.meta["val"] for node in backward.graph.nodes if node.name.startswith("tanh")]
+    assert others and all(each.is_contiguous() for each in others)
+
+
+def test_loops_neither_wait_nor_are_waited_for() -> None:
+    """A pointwise value that took part would need a buffer which it does not need otherwise."""
+    model = nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh())
+    graph = fxremat.capture(model, torch.randn(4, requires_grad=True), loss=torch.sum)
+    _, backward = partition(rewrite(graph, expand(graph, {"tanh": 1, "tanh_2": 1})))
+    assert order_recomputation(backward) == 0
+
+
+def test_loops_of_two_segments_are_not_fused() -> None:
+    """A buffer stands for the last of the nodes it was made for; without mirrors everything may be fused."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    again = expand(graph, {"mm_1": 1, "tanh_1": 1, "mm": 2, "tanh": 2})
+    _, backward = partition(rewrite(graph, again))
+    order_recomputation(backward)
+    mirrors = [
+        node for node in backward.graph.nodes if node.name.startswith("tanh") and "mirror" in node.name
+    ]
+    first, last = mirrors[0], mirrors[-1]
+    plain = next(node for node in backward.graph.nodes if node.op == "placeholder")
+    assert may_fuse([[first]], [[first]]) and may_fuse([], [[plain]]) and may_fuse([[plain]], [[plain]])
+    assert not may_fuse([[first]], [[last]]) and not may_fuse([[first], [last]], [])
+    assert may_fuse([[first, last]], [[last]]) and not may_fuse([[first, last]], [[first]])
+
+
+def test_loops_are_not_fused_across_kernels_that_run_again() -> None:
+    """A loop in front of a product that runs again is not put behind it: it would hold what it reads."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    _, kept = partition(graph)
+    _, again = partition(rewrite(graph, expand(graph, {"mm_1": 1, "tanh_1": 1})))
+    for backward, is_one in ((kept, True), (again, False)):
+        order_recomputation(backward)
+        plain = [node for node in backward.graph.nodes if "mirror" not in node.name]
+        loops = [node for node in plain if node.name.startswith("tanh_backward")]
+        assert may_fuse([[loops[0]]], [[loops[-1]]]) is is_one

@@ -1,0 +1,438 @@
+"""The fusion model: what gets a buffer, when kernels run, and what Inductor copies on a CPU.
+
+The figures that it is good for are measured in bench/budgets.py and test_lowered.py; here stand the
+rules.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import fxremat
+from fxremat._torch import compilers
+from fxremat.errors import InvalidOptionError
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import Reduction
+from fxremat.graph.schedule import bind
+from fxremat.inductor.facts import facts
+from fxremat.inductor.inlining import Inlining
+from fxremat.inductor.kernels import Kernel, leads_to
+from fxremat.inductor.layout import channels_last, input_copies
+from fxremat.inductor.pooling import inlined_offsets
+from fxremat.inductor.segments import segments, waiting
+from fxremat.inductor.timing import in_order, join_calls, spread
+from fxremat.memory.lowering import Lowering
+from fxremat.predict.models import FUSIONS, INDUCTOR, model
+
+
+class Function(nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(*args)
+
+
+def captured(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> JointGraph:
+    """The joint graph of a function's sum over inputs of these shapes."""
+    args = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    return fxremat.capture(Function(function), *args, loss=torch.sum)
+
+
+def lowered(graph: JointGraph) -> tuple[Lowering, dict[str, int]]:
+    """The graph's own order lowered, and the step of each name."""
+    lowering = INDUCTOR.lower(graph, bind(graph, graph.names))
+    return lowering, {name: step for step, name in enumerate(graph.names)}
+
+
+def copies(graph: JointGraph) -> list[tuple[str, str, int]]:
+    """Positive extra bytes, with the names of the steps."""
+    lowering, _ = lowered(graph)
+    names = graph.names
+    return [(names[first], names[last], size) for first, last, size in lowering.extra_bytes if size > 0]
+
+
+def test_unknown_models_are_refused() -> None:
+    """With the names that there are."""
+    with pytest.raises(InvalidOptionError, match="inductor"):
+        model("inducter")
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_graph_made_of_mappings_has_one_model(fusion: str) -> None:
+    """Nothing is known of its operators that could be fused, or that could write over an operand."""
+    graph = JointGraph.from_mappings({"x": (), "a": ["x"], "b": ["a"]}, {"a": 4, "b": 4})
+    assert model(fusion).on(graph).name == "none"
+    assert model(fusion).lower(graph, bind(graph, graph.names)).materialised == [True, True]
+    assert model(fusion).profile(graph, graph.names).live_bytes.tolist() == [4, 8]
+
+
+def test_the_baseline_writes_nothing_in_place() -> None:
+    """Unless the compiler does so by itself."""
+    assert [model(fusion).baseline.name for fusion in FUSIONS] == ["none", "none", "inductor"]
+
+
+def test_facts_go_with_their_graph() -> None:
+    """They are found once, and keep no graph alive."""
+    graph = captured(torch.tanh, (4,))
+    found = weakref.ref(graph)
+    assert facts(graph) is facts(graph)
+    del graph
+    gc.collect()
+    assert found() is None
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------
+
+
+def kernel(step: int, *producers: Kernel, is_loop: bool = True) -> Kernel:
+    """A kernel of one step."""
+    return Kernel(4, None, [step], list(producers), is_loop=is_loop, runs_at=step)
+
+
+def test_a_kernel_waits_for_all_that_it_reads() -> None:
+    """Its first loop stands at step 1, but a loop of it reads what step 3 makes."""
+    late = kernel(3)
+    early = kernel(1, late)
+    assert in_order([early, late]) == [late, early] and early.runs_at == 3
+
+
+def test_loops_between_external_kernels_are_one_call() -> None:
+    """Loops at 1, 2 and 5, 7; external kernels at 0, 4; the backward starts at 6."""
+    kernels = [kernel(0, is_loop=False), kernel(1), kernel(2), kernel(4, is_loop=False), kernel(5), kernel(7)]
+    join_calls(kernels, boundary=6)
+    assert [each.runs_at for each in kernels] == [0, 2, 2, 4, 5, 7]
+
+
+def test_kernels_that_waited_run_behind_each_other() -> None:
+    """Two products that a loop at 3 has kept waiting, the second in the last step of the forward."""
+    loops = kernel(3), kernel(3)
+    waiting_ones = [kernel(3, is_loop=False), kernel(3, is_loop=False)]
+    last = kernel(7, is_loop=False)
+    spread([*loops, *waiting_ones, last], 5, 8)
+    assert [each.runs_at for each in (*loops, *waiting_ones, last)] == [3, 3, 4, 4, 7]
+
+
+def test_what_windows_alone_read_is_computed_there() -> None:
+    """Behind the product that stands between; what something else reads, too, is computed where it stands."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, is_alone: bool) -> torch.Tensor:
+        y = x * w.mean()
+        z = torch.mm(w, w) if is_alone else torch.mm(w, w) + y.sum()
+        return nn.functional.avg_pool2d(y, 2) + z.mean()
+
+    for is_alone in (True, False):
+        graph = captured(lambda x, w, alone=is_alone: function(x, w, alone), (2, 3, 8, 8), (6, 6))
+        binding = bind(graph, fxremat.expand(graph, {"mul": 1}))
+        step = next(
+            step for step, node in enumerate(binding.nodes) if graph.names[node - graph.num_inputs] == "mul"
+        )
+        inlining = Inlining(graph, binding)
+        pool = graph.names.index("avg_pool2d")
+        assert (inlining.realized_at(step) == pool) == is_alone
+
+
+def test_paths_between_kernels_are_found() -> None:
+    """A kernel leads to what reads it, directly or not; never to what is older."""
+    a = kernel(0)
+    b = kernel(1, a)
+    c = kernel(2, b)
+    assert leads_to(a, [a, c]) and leads_to(a, [b]) and not leads_to(b, [b, a]) and not leads_to(c, [])
+
+
+def test_outer_reductions_run_with_their_like() -> None:
+    """A loop over what they read goes through it in another order; one over what they write does not."""
+    inner, outer = Reduction(24, 4), Reduction(24, 6, is_inner=False)
+    loop = Kernel(24, None, [0])
+    assert loop.admits(24, inner) and not loop.admits(24, outer)
+    rows, columns = Kernel(24, inner, [0]), Kernel(24, outer, [0])
+    assert rows.admits(24, None) and rows.admits(4, None) and not columns.admits(24, None)
+    assert columns.admits(6, None) and columns.admits(24, outer) and not columns.admits(24, inner)
+
+
+def test_what_an_expensive_function_is_part_of_is_stored() -> None:
+    """Where two loops read it; the exponential itself is inlined. A cheap value is computed in both.
+
+    The error function is as cheap as a sum.
+    """
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        dear, cheap = torch.exp(a) + 1, torch.erf(a) + 1
+        first = torch.mm(dear / 3 + cheap, w)
+        return torch.mm(first, dear * 4 - cheap + first)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    lowering, step = lowered(graph)
+    assert [lowering.materialised[step[name]] for name in ("exp", "add", "add_1")] == [False, True, False]
+
+
+def test_kernels_are_put_where_their_first_buffer_stands() -> None:
+    """Or behind what they read: the one of 0 and 5 reads 4, and does not pull it before 1."""
+
+    def node(name: str, order: int, *reads: str) -> SimpleNamespace:
+        found = [SimpleNamespace(name=read) for read in (*reads, "of another graph")]
+        return SimpleNamespace(min_order=order, get_buffer_names=lambda: [name], unmet_dependencies=found)
+
+    inductors = [node("e", 4), node("a", 0, "e"), node("b", 1), node("c", 2, "b")]
+    ordered = compilers._InOrder()(inductors)
+    assert [each.get_buffer_names()[0] for each in ordered] == ["b", "c", "e", "a"]
+    assert compilers._InOrder()(inductors[::-1]) == inductors[::-1]  # no order to begin with
+
+
+def test_loops_of_a_call_run_together() -> None:
+    """On a CPU loops of different sizes between two products run as one, and free their operands together."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a, b = torch.mm(x, w), torch.mm(x[:3], w)
+        return torch.mm(torch.tanh(b), torch.tanh(a))
+
+    graph = captured(function, (6, 6), (6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.runs_at[step["tanh"]] == lowering.runs_at[step["tanh_1"]] == step["tanh_1"]
+    assert lowering.read_until[step["tanh"]] == step["tanh_1"]
+
+
+# --- Concatenations ---------------------------------------------------------------------------------------
+
+
+def doubled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A value that is read by a concatenation and, later, by another operator."""
+    a = torch.sigmoid(torch.mm(x, w))
+    return torch.cat([a, torch.mm(x, w)]).sum() + a.sum()
+
+
+def test_operands_are_computed_into_a_concatenation() -> None:
+    """The sigmoid has no buffer of its own; that of the cat is there as soon as it is."""
+    x, w = torch.randn(6, 6), torch.randn(6, 6)
+    graph = fxremat.capture(Function(doubled), x, w)
+    lowering, step = lowered(graph)
+    assert lowering.held_in == {step["sigmoid"]: step["cat"]}
+    assert not lowering.materialised[step["sigmoid"]] and lowering.materialised[step["cat"]]
+    assert lowering.runs_at[step["cat"]] == lowering.runs_at[step["sigmoid"]]
+
+
+def test_what_the_backward_reads_has_its_own_buffer() -> None:
+    """With gradients the sigmoid is saved, so that it is copied to the concatenation."""
+    graph = captured(doubled, (6, 6), (6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
+    assert (step["sigmoid"], lowering.runs_at[step["sigmoid"]]) in lowering.read_later  # copied at once
+
+
+class Chain(nn.Module):
+    """Concatenations of concatenations, as in a DenseNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(8, 4, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.first(x)
+        b = torch.cat([a, self.second(torch.tanh(a))], 1)
+        c = torch.cat([b, self.third(torch.tanh(b))], 1)
+        return c.square()
+
+
+def test_a_concatenation_is_not_held_in_another() -> None:
+    """Its layout is fixed when it is made, so both have buffers of their own, also where they run again."""
+    graph = fxremat.capture(Chain(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    again = fxremat.expand(graph, {"cat": 1, "cat_1": 1, "tanh_1": 1})
+    binding = bind(graph, again)
+    lowering = INDUCTOR.lower(graph, binding)
+    cats = [step for step, name in enumerate(again) if name in ("cat", "cat_1")]
+    assert len(cats) == 4
+    assert lowering.held_in == {} and all(lowering.materialised[step] for step in cats)
+
+
+def test_what_is_read_through_a_view_is_copied() -> None:
+    """A slice of the sigmoid is concatenated: the sigmoid has a buffer of its own."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.sigmoid(torch.mm(x, w))
+        return torch.cat([a[:3], torch.mm(x, w)]).sum() + a.sum()
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
+
+
+# --- What is computed where it is read --------------------------------------------------------------------
+
+
+class Pooled(nn.Module):
+    """A pooling between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.last = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = nn.functional.max_pool2d(torch.tanh(self.first(x)), 2)
+        return self.last(torch.tanh(self.third(torch.tanh(self.second(pooled)))))
+
+
+def test_offsets_of_a_pooling_that_runs_again_hold_what_was_pooled() -> None:
+    """Saved offsets have a buffer; those of a mirror are computed where the gradient reads them."""
+    graph = fxremat.capture(Pooled(), torch.randn(2, 3, 8, 8), loss=torch.sum, compiler="inductor")
+    name, indices = "_low_memory_max_pool_with_offsets", "_low_memory_max_pool_offsets_to_indices"
+    saved = fxremat.expand(graph, {indices: 1})
+    assert list(inlined_offsets(graph, bind(graph, saved))) == []
+    again = list(fxremat.expand(graph, {name: 1, indices: 1, "tanh_1": 1, "tanh_2": 1}))
+    boundary = bind(graph, again).boundary
+    mirror = len(again) - 1 - again[::-1].index(name)
+    pooled = again[mirror : mirror + 3]
+    del again[mirror : mirror + 3]
+    again[boundary:boundary] = pooled  # so that other segments lie between pooling and reader
+    binding = bind(graph, again)
+    ((pooling, readers),) = inlined_offsets(graph, binding)
+    assert again[pooling] == name and pooling >= binding.boundary
+    lowering = INDUCTOR.lower(graph, binding)
+    assert lowering.read_until[pooling] >= max(readers) > pooling
+
+
+def test_outputs_of_an_operator_are_told_apart() -> None:
+    """A normalisation reads five buffers, mean and variance among them: used twice, it is stored."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        variance, mean = torch.var_mean(x, 1, keepdim=True)
+        y = (x - mean) * (variance + 1).rsqrt() * weight + bias
+        return torch.mm(y * 2, x) * y
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6), torch.randn(6))
+    lowering, step = lowered(graph)
+    assert lowering.materialised[step["add_1"]]
+
+
+def test_of_two_products_the_second_goes_with_their_sum() -> None:
+    """The first has a buffer, to which the second is added."""
+    graph = captured(lambda x, w: torch.mm(x, w) + torch.mm(w, x), (6, 6), (6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.materialised[step["mm"]] and not lowering.materialised[step["mm_1"]]
+
+
+@pytest.mark.parametrize(("factor", "is_stored"), [(lambda y: 2.0, False), (lambda y: y, True)])
+def test_what_windows_read_often_is_stored(
+    factor: Callable[[torch.Tensor], torch.Tensor | float], is_stored: bool
+) -> None:
+    """Unless it is computed from a single buffer, which might as well be read often; saved values are."""
+    shape = (2, 3, 8, 8)
+    graph = captured(lambda x, y: nn.functional.avg_pool2d(x * factor(y), 2) + y[..., :4, :4], shape, shape)
+    again = fxremat.expand(graph, {"mul": 1})
+    assert INDUCTOR.lower(graph, bind(graph, again)).materialised[again.index("mul")] == is_stored
+
+
+def test_what_a_scatter_adds_to_is_computed_for_it() -> None:
+    """Zeros have no buffer besides that of the result."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        index = torch.arange(6).reshape(2, 3) % 2
+        return torch.zeros(2, 3).scatter_add(0, index, x * 2)
+
+    lowering, step = lowered(captured(function, (2, 3)))
+    assert lowering.materialised[step["scatter_add"]]
+    assert not any(lowering.materialised[step[name]] for name in step if name.startswith(("full", "zeros")))
+
+
+# --- Layout -----------------------------------------------------------------------------------------------
+
+
+class Joined(nn.Module):
+    """A convolution of a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(8, 2, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.tanh(self.first(x))
+        return self.second(torch.cat([a, a * 2], 1))
+
+
+def recomputed_cat() -> tuple[JointGraph, tuple[str, ...]]:
+    """The graph of Joined, and a schedule that makes the concatenation again in the backward."""
+    graph = fxremat.capture(Joined(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    return graph, fxremat.expand(graph, {"cat": 1, "mul": 1})
+
+
+def test_images_and_weights_are_copied_channels_last() -> None:
+    """From the start until the gradients have read them."""
+    graph = fxremat.capture(Joined(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    found = sorted((last, size) for _, last, size in input_copies(graph, bind(graph, graph.names)))
+    sizes = [2 * 3 * 8 * 8 * 4, 4 * 3 * 3 * 3 * 4, 2 * 8 * 3 * 3 * 4]
+    assert sorted(size for _, size in found) == sorted(sizes)
+    first_backward = graph.names.index("convolution_1") + 1
+    assert all(last >= first_backward for last, _ in found)
+
+
+def test_a_gradient_gets_a_copy_of_a_recomputed_concatenation() -> None:
+    """Only then: a concatenation that was saved already lies as the gradient wants it."""
+    graph, again = recomputed_cat()
+    size = 2 * 8 * 8 * 8 * 4
+    assert size not in [bytes_ for *_, bytes_ in copies(graph)]
+    lowering = INDUCTOR.lower(graph, bind(graph, again))
+    assert size in [bytes_ for *_, bytes_ in lowering.extra_bytes]
+
+
+def test_a_recomputed_convolution_and_its_gradient_get_copies_of_their_own() -> None:
+    """The later one's takes the place of the concatenation, which nothing else reads."""
+    graph = fxremat.capture(Joined(), torch.randn(2, 3, 8, 8), loss=lambda y: torch.tanh(y).sum())
+    again = fxremat.expand(graph, {"cat": 1, "mul": 1, "convolution_1": 1, "tanh_1": 1})
+    binding = bind(graph, again)
+    size = 2 * 8 * 8 * 8 * 4
+    found = [each for each in INDUCTOR.lower(graph, binding).extra_bytes if each[2] == size]
+    mirror = max(step for step, name in enumerate(again) if name == "convolution_1")
+    assert sorted(last for _, last, _ in found)[-1] == mirror and len(found) == 2
+
+
+def test_a_part_of_a_gradient_is_copied_alone() -> None:
+    """The convolution's gradient reads half of the channels of what is expanded and divided."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.conv2d(x, weight, padding=1)
+        return torch.cat([x, y], 1).mean((2, 3)) ** 2
+
+    graph = captured(function, (2, 4, 8, 8), (4, 4, 3, 3))
+    lowering, step = lowered(graph)
+    assert not lowering.materialised[step["div"]]
+    assert ("slice_2", "convolution_backward", 2 * 4 * 8 * 8 * 4) in copies(graph)
+
+
+def test_what_leads_to_a_convolution_lies_channels_last() -> None:
+    """In the forward all does; a backward without a recomputed convolution has no such values."""
+    graph, again = recomputed_cat()
+    binding = bind(graph, again)
+    found = channels_last(graph, binding)
+    assert found and max(found) < binding.boundary
+
+
+def test_no_layout_follows_from_convolutions_that_wait() -> None:
+    """Inductor does not see them as convolutions; nor does it go on behind the last that it sees."""
+    graph = fxremat.capture(Chain(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    binding = bind(graph, graph.names)
+    names = [graph.names[step] for step in sorted(channels_last(graph, binding))]
+    assert {"tanh", "cat", "tanh_1"} <= set(names) and "pow_1" not in names
+    convolutions = [step for step, name in enumerate(graph.names) if name.startswith("convolution")]
+    assert channels_last(graph, binding, convolutions) == frozenset()
+
+
+def test_the_first_operator_of_each_segment_waits() -> None:
+    """Loops do not wait, nor does the first operator of all, which has nothing to wait for."""
+    steps = [("a", True), (None, True), ("b", False), ("c", True), ("d", True), (None, True), ("c", True)]
+    assert waiting(steps, segments(steps)) == [3, 6]
