@@ -340,7 +340,6 @@ def planned(
     problem = make_problem(graph, options.cost, options.fusion, static_inputs, limit)
     choice = decide(problem, options.budget, options.planner, within_bytes)
     report = make_report(
-        problem.graph,
         problem,
         problem.model.profile(problem.graph, choice.solution.schedule),
         choice.solution,

@@ -174,7 +174,6 @@ class Report:
 
 
 def make_report(
-    graph: JointGraph,
     problem: Problem,
     profile: MemoryProfile,
     solution: Solution,
@@ -188,6 +187,7 @@ def make_report(
     planning_seconds: float,
 ) -> Report:
     """The report of a planned graph."""
+    graph = problem.graph
     return Report(
         graph.name,
         compiler,

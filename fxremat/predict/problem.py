@@ -135,7 +135,8 @@ class Problem:
     def _evaluate(self, binding: Binding, planner: str) -> Solution:
         """The solution that a resolved schedule is; its lowering is at hand until the next."""
         schedule = binding.schedule(self.graph)
-        for known in self._known(schedule):
+        known = self._known(schedule)
+        if known is not None:
             return replace(known.solution, planner=planner)
         lowering = self.model.lower(self.graph, binding)
         taken = seconds(self.graph, binding, lowering, self.costs)
@@ -144,16 +145,18 @@ class Problem:
         self._latest[:] = [_Evaluated(self.graph, self.costs, self.fusion, solution, binding, lowering)]
         return solution
 
-    def _known(self, schedule: Schedule) -> Iterable[_Evaluated]:
+    def _known(self, schedule: Schedule) -> _Evaluated | None:
         """The latest evaluation, if it was of this schedule and of a problem like this one."""
-        for each in self._latest:
-            is_alike = each.graph is self.graph and each.costs is self.costs and each.fusion == self.fusion
-            if is_alike and each.solution.schedule == schedule:
-                yield each
+        if not self._latest:
+            return None
+        (latest,) = self._latest
+        is_alike = latest.graph is self.graph and latest.costs is self.costs and latest.fusion == self.fusion
+        return latest if is_alike and latest.solution.schedule == schedule else None
 
     def lowered(self, solution: Solution) -> tuple[Binding, Lowering]:
         """The schedule of a solution, resolved and lowered; at hand if it is the latest evaluated."""
-        for known in self._known(solution.schedule):
+        known = self._known(solution.schedule)
+        if known is not None:
             return known.binding, known.lowering
         binding = bind(self.graph, solution.schedule)
         return binding, self.model.lower(self.graph, binding)

@@ -27,7 +27,6 @@ def report_of(graph: JointGraph, schedule: Schedule, budget: int | float | str |
     """The report of a schedule."""
     planning = problem(graph)
     return make_report(
-        graph,
         planning,
         profile(graph, schedule),
         planning.evaluate(schedule, "mine"),
