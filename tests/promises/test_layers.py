@@ -33,6 +33,7 @@ LAYERS = (
     "planners",  # the values of the option
     "emit",  # from a schedule to graphs
     "arena",  # from a schedule to offsets
+    "episode",  # one budget for all graphs of a step
     "driver",  # from a user's call to compiled graphs
     "plots",
     "",  # the package itself: what users import
