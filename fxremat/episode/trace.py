@@ -4,8 +4,8 @@ Terms:
     call: one run of a compiled graph, its forward and its backward.
     waiting: of a call, whose forward has run and whose backward has not.
     episode: from a moment when no call is waiting to the next such moment.
-    held: of bytes, what a plan keeps from its forward to its backward, but for the graph's inputs and outputs,
-        which others may hold as well.
+    held: of bytes, what a plan keeps from its forward to its backward, but for the inputs and outputs of its
+        graph, which others may hold as well.
     outside: all that is live and not held by a plan: inputs and outputs of graphs, tangents, gradients,
         and what the program around the graphs allocates.
 
