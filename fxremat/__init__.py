@@ -9,10 +9,11 @@ and when, so that the peak of a training step fits a budget in bytes.
 from fxremat.arena.allocate import Allocation, allocate
 from fxremat.driver.backend import fxremat_backend
 from fxremat.driver.capture import capture
-from fxremat.driver.journal import reports
+from fxremat.driver.journal import reports, steps
 from fxremat.driver.partitioner import partitioner
 from fxremat.driver.pipeline import frontier, plan
 from fxremat.driver.report import Report
+from fxremat.driver.step_report import StepReport
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
 from fxremat.errors import (
@@ -53,6 +54,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Solution",
+    "StepReport",
     "allocate",
     "capture",
     "expand",
@@ -65,4 +67,5 @@ __all__ = [
     "region",
     "reports",
     "rewrite",
+    "steps",
 ]

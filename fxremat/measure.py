@@ -200,17 +200,17 @@ def _peak_and_end(changes: Iterable[tuple[int, int]]) -> tuple[int, int]:
 def _measure_cuda(step: Callable[[], object], device: torch.device) -> Measurement:
     gc.collect()  # so that no older block is freed while the step runs
     torch.cuda.synchronize(device)
-    start_bytes = _cuda_bytes(device, "current")
+    start_bytes = cuda_bytes(device, "current")
     torch.cuda.reset_peak_memory_stats(device)
     seconds, _held = _timed(step)
     torch.cuda.synchronize(device)
-    peak_bytes = max(0, _cuda_bytes(device, "peak") - start_bytes)
-    return Measurement(peak_bytes, _cuda_bytes(device, "current") - start_bytes, seconds)
+    peak_bytes = max(0, cuda_bytes(device, "peak") - start_bytes)
+    return Measurement(peak_bytes, cuda_bytes(device, "current") - start_bytes, seconds)
 
 
 def _held_on_cuda(call: Callable[[], object], device: torch.device) -> tuple[int, int]:
     def counts() -> tuple[int, int]:
-        return _cuda_bytes(device, "current"), _cuda_bytes(device, "freed")
+        return cuda_bytes(device, "current"), cuda_bytes(device, "freed")
 
     def counted() -> object:
         before = counts()
@@ -224,7 +224,7 @@ def _held_on_cuda(call: Callable[[], object], device: torch.device) -> tuple[int
     return end_bytes + min(max(sums) - sums[-1], freed_bytes), end_bytes
 
 
-def _cuda_bytes(device: torch.device, which: str) -> int:
+def cuda_bytes(device: torch.device, which: str) -> int:
     """One of the allocator's counts of bytes; only its native backend knows those asked for."""
     native = torch.cuda.get_allocator_backend() == "native"
     kind = "requested_bytes" if native else "allocated_bytes"

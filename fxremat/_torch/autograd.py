@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
+from torch.multiprocessing.reductions import StorageWeakRef as WeakStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "WeakStorage",
     "backward_of",
     "clock",
     "count_of_writes",

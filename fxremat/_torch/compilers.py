@@ -31,6 +31,7 @@ from fxremat._torch import patches
 
 __all__ = [
     "GeneratedCode",
+    "Origin",
     "cacheable",
     "compile_id",
     "compile_with_inductor",
@@ -297,6 +298,56 @@ def source_hash(folder: pathlib.Path) -> bytes:
     """A hash of torch's version and of all sources of a package."""
     files = sorted(str(path) for path in folder.rglob("*.py"))
     return bytes(get_hash_for_files(tuple(files), torch.__version__))
+
+
+class Origin:
+    """A graph of Dynamo's as it came, so that it can be compiled again when Dynamo has gone on.
+
+    Its inputs are the fake tensors that it was traced with, which take no memory and have the same symbolic
+    sizes; compilers change the module that they are given, so each gets a copy.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = _copied(module)
+        self._context = torch._guards.TracingContext.try_get()
+
+    @property
+    def inputs(self) -> list[Any]:
+        """Its inputs, fake."""
+        placeholders = self._module.graph.find_nodes(op="placeholder")
+        return [node.meta.get("example_value") for node in placeholders]
+
+    @property
+    def symbols(self) -> dict[int, Any]:
+        """The symbols that stand for sizes, by the position of the input that tells the size."""
+        values = {place: value for place, value in enumerate(self.inputs) if isinstance(value, torch.SymInt)}
+        found = {place: value.node.expr for place, value in values.items()}
+        return {place: each for place, each in found.items() if each.is_Symbol}
+
+    def module(self) -> fx.GraphModule:
+        """A copy of the module."""
+        return _copied(self._module)
+
+    def resumed(self) -> contextlib.AbstractContextManager[Any]:
+        """Compile as if Dynamo was at it still."""
+        return torch._guards.tracing(self._context)
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What it returns, fake."""
+        (output,) = self._module.graph.find_nodes(op="output")
+        return [leaf.meta.get("example_value") for leaf in output.all_input_nodes]
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    output = graph.graph_copy(module.graph, copies)
+    for node in module.graph.find_nodes(op="output"):
+        graph.output(output).meta = dict(node.meta)
+    copy = fx.GraphModule(module, graph)
+    copy.meta.update(module.meta)
+    return copy
 
 
 def compile_id() -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeGuard
 
 import torch
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointPolicy",
     "PassedThrough",
     "annotate",
+    "at_sizes",
     "call",
     "dear_functions",
     "hint",
@@ -53,6 +55,9 @@ __all__ = [
     "same_sizes",
     "was_traced_in_forward",
 ]
+
+
+_sizes: ContextVar[Mapping[Any, int] | None] = ContextVar("fxremat_sizes", default=None)
 
 
 def leaves(value: object) -> list[Any]:
@@ -156,12 +161,27 @@ def is_tracing() -> bool:
     return active_fake_mode() is not None
 
 
+@contextlib.contextmanager
+def at_sizes(sizes: Mapping[Any, int]) -> Iterator[None]:
+    """Have ``hint`` take other numbers for symbols than those that a graph was traced with."""
+    token = _sizes.set(sizes)
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
 def hint(size: int | torch.SymInt) -> int | None:
     """The number that a size stands for without installing a guard; None for unbacked and for ragged ones."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     if size.node.is_nested_int() or free_unbacked_symbols(size):
         return None
+    others = _sizes.get()
+    if others:
+        value = size.node.expr.subs(others)
+        if value.is_number:
+            return int(value)
     node_hint = getattr(size.node, "_hint", None)
     if node_hint is not None:
         return int(node_hint)

@@ -6,6 +6,9 @@
 2. An implementation of the operator ``control_deps`` for autograd (``add_missing_implementation``; torch
    2.11, later versions have one). Without it the operator takes no parameters. It stays: the operator is
    called whenever a graph with it is traced, in whatever thread.
+3. ``torch.autograd._engine_run_backward`` (``watching_passes``; all versions), which every backward pass of
+   a Python program goes through. Torch tells the nodes of a pass when it is over, but in a thread or with
+   thread-local state of its own. In force while somebody watches.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
 (``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
@@ -26,7 +29,7 @@ import networkx as nx
 import torch
 from torch._functorch import partitioners
 
-__all__ = ["add_missing_implementation", "choosing_by", "reading_code"]
+__all__ = ["add_missing_implementation", "choosing_by", "reading_code", "watching_passes"]
 
 Cut = Callable[[Any, Any, Any], Any]
 
@@ -100,6 +103,46 @@ def add_missing_implementation() -> None:
     with _lock:
         if key not in control_deps.py_kernels:
             control_deps.py_impl(key)(_run_dependent)
+
+
+# --- Backward passes --------------------------------------------------------------------------------
+
+_watchers: list[Callable[[], None]] = []
+
+
+class _Passes:
+    """Stands in the place of the function that runs a backward pass while anybody watches."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self.before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.before(*args, **kwargs)
+        finally:
+            for ended in tuple(_watchers):
+                ended()
+
+
+def watching_passes(ended: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called behind each backward pass, in the thread that asked for it.
+
+    Returns:
+        What ends it; to be called once.
+    """
+    with _lock:
+        _watchers.append(ended)
+        if not isinstance(torch.autograd._engine_run_backward, _Passes):
+            torch.autograd._engine_run_backward = _Passes(torch.autograd._engine_run_backward)
+
+    def end() -> None:
+        with _lock:
+            _watchers.remove(ended)
+            passes = torch.autograd._engine_run_backward
+            if not _watchers and isinstance(passes, _Passes):
+                torch.autograd._engine_run_backward = passes.before
+
+    return end
 
 
 # --- The minimum cut --------------------------------------------------------------------------------

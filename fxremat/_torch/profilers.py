@@ -18,9 +18,16 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerAction, ProfilerActivity
 
-__all__ = ["allocator_changes", "is_profiling", "quiet_session", "session_elsewhere"]
+__all__ = [
+    "AllocatorRecord",
+    "allocator_changes",
+    "is_profiling",
+    "quiet_session",
+    "session_elsewhere",
+]
 
 _CHANGE = "memory_alloc"  # the kind of the older profiler's events that are the allocator's, frees included
+_MARK = "fxremat"  # the name of an event that parts what is recorded
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -73,6 +80,47 @@ def _silent() -> Iterator[None]:
         del os.environ[_LEVEL]
 
 
+class AllocatorRecord:
+    """What a device's allocator does in this thread, in parts, until it is stopped.
+
+    The older profiler's state is the thread's, and autograd gives each of its nodes the state that was there
+    when the pass began: a record is to be stopped, and started again, outside of passes.
+
+    Raises:
+        RuntimeError: A profiler is recording in this thread.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.parts: list[list[int]] = [[]]  # what is read by now; the last part goes on
+        self.resume()
+
+    def mark(self) -> None:
+        """Begin a new part."""
+        with profiler.record_function(_MARK):
+            pass
+
+    def resume(self) -> None:
+        """Record."""
+        nothing = torch._C._profiler._ExperimentalConfig()
+        kind = profiler.ProfilerState.CPU
+        config = profiler.ProfilerConfig(kind, False, True, False, False, False, nothing)
+        torch._C._autograd._enable_profiler_legacy(config)
+
+    def pause(self) -> None:
+        """Record no more for now."""
+        threads: Any = torch._C._autograd._disable_profiler_legacy()
+        events = [event for events in threads for event in events]
+        events.sort(key=lambda event: event.start_us())
+        for event in events:
+            if event.kind() == "push" and event.name() == _MARK:
+                self.parts.append([])
+            elif event.kind() == _CHANGE:
+                is_cuda = self.device.type == "cuda"
+                size_bytes = event.cuda_memory_usage() if is_cuda else event.cpu_memory_usage()
+                self.parts[-1] += [size_bytes] if size_bytes else []
+
+
 def allocator_changes(call: Callable[[], object], device: torch.device) -> list[int]:
     """Bytes that a device's allocator gave (or got back: below 0) while the call ran, in order of time.
 
@@ -82,17 +130,9 @@ def allocator_changes(call: Callable[[], object], device: torch.device) -> list[
     Raises:
         RuntimeError: A profiler is recording in this thread.
     """
-    config = profiler.ProfilerConfig(
-        profiler.ProfilerState.CPU, False, True, False, False, False, torch._C._profiler._ExperimentalConfig()
-    )
-    torch._C._autograd._enable_profiler_legacy(config)
+    record = AllocatorRecord(device)
     try:
         _held = call()
     finally:
-        threads: Any = torch._C._autograd._disable_profiler_legacy()
-    events = [event for events in threads for event in events if event.kind() == _CHANGE]
-    events.sort(key=lambda event: event.start_us())
-    taken = (
-        event.cuda_memory_usage() if device.type == "cuda" else event.cpu_memory_usage() for event in events
-    )
-    return [size_bytes for size_bytes in taken if size_bytes]
+        record.pause()
+    return record.parts[0]

@@ -17,10 +17,12 @@ from typing import Any
 from torch import fx
 
 from fxremat._torch import compilers
+from fxremat._torch.compilers import Origin
 from fxremat.driver import cache, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.options import Options
 from fxremat.driver.partitioner import Partitioner
+from fxremat.driver.runner import AnySizes, Runner
 from fxremat.driver.writes import guarded
 from fxremat.inductor.order import may_fuse
 
@@ -52,13 +54,28 @@ def fxremat_backend(
         RatesError: Rates are pinned, but can't be taken at their word.
     """
     parsed = Options.parse(options, mode)
-    compilation = Compilation(parsed, cache.fingerprint(module, inputs), journal.graph_name())
-    compiled = _compile(module, inputs, compilation)
-    journal.add(compilation)
-    return _guarded(compiled, module, compilation)
+    fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
+    if parsed.budget is None or parsed.scope == "graph":
+        compilation = Compilation(parsed, fingerprint, name)
+        compiled = _compile(module, inputs, compilation)
+        journal.add(compilation)
+        return compiled
+    origin = Origin(module)
+    runner = Runner(origin, parsed, fingerprint, name, _compile)
+    first = runner.compile_first(module, inputs)
+    if not runner.variants:  # nothing to plan
+        journal.add(first.compilation)
+        return first.compiled
+    found = AnySizes(origin, runner) if origin.symbols else runner
+    journal.add(found)
+    return found
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
+    return _guarded(_compiled(module, inputs, compilation), module, compilation)
+
+
+def _compiled(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
     partition = Partitioner(compilation.options, compilation.fingerprint, compilation)
     if compilation.options.compiler == "eager":
         return compilers.compile_without_inductor(module, inputs, partition)

@@ -24,6 +24,7 @@ from torch import fx
 
 from fxremat._torch import graphs
 from fxremat.driver.report import Report
+from fxremat.episode.trace import Prospects
 from fxremat.graph.region import region_mark
 
 
@@ -34,21 +35,25 @@ class Outcome:
     Attributes:
         reports: The reports of what was planned; empty for a graph without a backward.
         fallbacks: Why PyTorch's partitioner took over, where it did.
+        prospects: The plan as a step sees it, and the others that there are; None where nothing was planned.
     """
 
     reports: tuple[Report, ...] = ()
     fallbacks: tuple[str, ...] = ()
+    prospects: Prospects | None = None
 
     def __reduce__(self) -> tuple[Callable[..., Outcome], tuple[Any, ...]]:
         """Unpickling announces it."""
-        return _announced, (self.reports, self.fallbacks)
+        return _announced, (self.reports, self.fallbacks, self.prospects)
 
 
 _heard: ContextVar[list[Outcome] | None] = ContextVar("fxremat_heard", default=None)
 
 
-def _announced(reports: tuple[Report, ...], fallbacks: tuple[str, ...]) -> Outcome:
-    outcome = Outcome(reports, fallbacks)
+def _announced(
+    reports: tuple[Report, ...], fallbacks: tuple[str, ...], prospects: Prospects | None
+) -> Outcome:
+    outcome = Outcome(reports, fallbacks, prospects)
     heard = _heard.get()
     if heard is not None:
         heard.append(outcome)

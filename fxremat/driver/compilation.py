@@ -20,10 +20,13 @@ from torch import fx
 from fxremat._torch import compilers, partitioners
 from fxremat.driver.cache import Outcome
 from fxremat.driver.options import Options
-from fxremat.driver.pipeline import rewritten, split
+from fxremat.driver.pipeline import Choice, rewritten, split
+from fxremat.driver.policy import Policy, WithinBudget, prospects
 from fxremat.driver.report import Report, mib
+from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError
 from fxremat.inductor.generated import Handed, handed, read
+from fxremat.predict.problem import Problem
 
 MAX_CORRECTIONS = 3  # times that a graph is planned again; each compiles both graphs anew
 
@@ -44,6 +47,10 @@ class Compilation:
         options: The user's options.
         fingerprint: What caches do not see of the graph (``cache.fingerprint``).
         name: What reports call the graph.
+        policy: How the graph's plan is chosen.
+        choice: The plan that was chosen last, and what it was chosen from; None before, and where a cache had
+            the graph.
+        prospects: The plan as a step sees it; None before.
         reports: What was planned so far.
         fallbacks: Why PyTorch's partitioner took over, each time.
         handed: What generated code will not say of the graph that was split last; None before.
@@ -52,10 +59,13 @@ class Compilation:
         is_compiled: Whether a compiler has compiled the graph; not so where a cache serves it.
     """
 
-    def __init__(self, options: Options, fingerprint: str, name: str) -> None:
+    def __init__(self, options: Options, fingerprint: str, name: str, policy: Policy | None = None) -> None:
         self.options = options
         self.fingerprint = fingerprint
         self.name = name
+        self.policy = WithinBudget(options.budget, options.planner) if policy is None else policy
+        self.choice: Choice | None = None
+        self.prospects: Prospects | None = None
         self.reports: list[Report] = []
         self.fallbacks: list[str] = []
         self.handed: Handed | None = None
@@ -83,7 +93,7 @@ class Compilation:
         """
         try:
             graph, report = rewritten(
-                module, num_forward_outputs, self.options, self.name, static_inputs, self.within_bytes
+                module, num_forward_outputs, self.options, self.name, static_inputs, self._choose
             )
             halves = split(graph, self.options)
         except FxrematError as error:
@@ -95,6 +105,12 @@ class Compilation:
         self.handed = handed(graph)
         return halves
 
+    def _choose(self, problem: Problem) -> Choice:
+        """The plan that the policy takes."""
+        self.choice = choice = self.policy.choose(problem, self.within_bytes)
+        self.prospects = prospects(choice)
+        return choice
+
     def _fall_back(self, reason: str) -> None:
         """Say, and remember, that the graph is left to PyTorch's partitioner."""
         self.fallbacks.append(reason)
@@ -103,7 +119,7 @@ class Compilation:
     def outcome(self) -> Outcome:
         """What goes along into a cache; called by a compiler, once the graph is compiled."""
         self.is_compiled = True
-        return Outcome(tuple(self.reports), tuple(self.fallbacks))
+        return Outcome(tuple(self.reports), tuple(self.fallbacks), self.prospects)
 
     def take_over(self, outcome: Outcome | None) -> None:
         """Make the reports and the fallbacks of when a graph was compiled, which a cache had, one's own."""
@@ -111,6 +127,7 @@ class Compilation:
             text = f"fxremat has no report of {self.name}: a cache had it without one"
             warnings.warn(text, stacklevel=3)
             return
+        self.prospects = outcome.prospects
         for reason in outcome.fallbacks:
             self._fall_back(reason)
         self.reports += (replace(report, graph_name=self.name, from_cache=True) for report in outcome.reports)
@@ -150,7 +167,7 @@ class Compilation:
         """Forget what was planned; the next plan must keep a lower peak."""
         self.reports.clear()
         self.fallbacks.clear()
-        self.handed = None
+        self.handed = self.prospects = None
         self.is_compiled = False
         self.within_bytes = within_bytes
         self.corrections += 1

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from fxremat._torch import compilers
-from fxremat.driver.compilation import Compilation
 from fxremat.driver.report import Report
+from fxremat.driver.step import steps as _steps
+from fxremat.driver.step_report import StepReport
 from fxremat.graph.region import regions_outside
 
-_finished: list[Compilation] = []
+
+class Compiled(Protocol):
+    """A graph that was compiled, with one plan or several."""
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        """What was planned."""
+
+    @property
+    def fallbacks(self) -> Sequence[str]:
+        """Why PyTorch's partitioner took over, each time."""
 
 
-def add(compilation: Compilation) -> None:
-    """Enter a compilation that has succeeded; each once."""
-    _finished.append(compilation)
+_finished: list[Compiled] = []
+
+
+def add(compiled: Compiled) -> None:
+    """Enter a graph whose compilation has succeeded; each once."""
+    _finished.append(compiled)
 
 
 def graph_name() -> str:
@@ -43,3 +58,14 @@ def reports() -> tuple[Report, ...]:
 
 def _reports() -> Iterator[Report]:
     return (report for each in _finished for report in each.reports)
+
+
+def steps() -> tuple[StepReport, ...]:
+    """A StepReport for each kind of training step that this thread ran, in the order of their first.
+
+    A step is known once its backward has run, and has its plans from then on.
+
+    Raises:
+        InfeasibleBudgetError: No plans fit the budget of one.
+    """
+    return _steps.reports()

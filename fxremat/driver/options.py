@@ -25,6 +25,7 @@ GivenPlanner: TypeAlias = "str | Callable[..., Any]"  # a name of PLANNERS, or a
 
 COMPILERS = ("inductor", "eager")
 ON_ERROR = ("raise", "fallback")
+SCOPES = ("step", "graph")
 _BUDGETS = "None, a number of bytes below 2**63, '8GiB', a fraction of the peak such as 0.4, or 'min'"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -56,6 +57,8 @@ class Options:
         time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds,
             a fraction of one where there is no budget.
         detect_writes: Whether checksums tell of writes to what recomputation reads again.
+        scope: Whose peak the budget bounds: ``"step"``, that of a whole training step, however many graphs
+            it is compiled to; or ``"graph"``, that of each graph by itself.
     """
 
     budget: Budget = None
@@ -67,6 +70,7 @@ class Options:
     inplace: bool = True
     time_limit_seconds: float | None = None
     detect_writes: bool = False
+    scope: str = "step"
 
     @property
     def fusion(self) -> str:
@@ -191,6 +195,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "inplace": functools.partial(given.flag, "inplace"),
     "time_limit_seconds": check_time_limit,
     "detect_writes": functools.partial(given.flag, "detect_writes"),
+    "scope": functools.partial(given.choice, "scope", allowed=SCOPES),
 }
 OWN = tuple(_READERS)
 

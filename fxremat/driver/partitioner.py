@@ -16,6 +16,7 @@ from fxremat.device import calibrate
 from fxremat.driver import journal
 from fxremat.driver.compilation import Compilation
 from fxremat.driver.options import Options
+from fxremat.driver.policy import Asking
 from fxremat.errors import FxrematError, InvalidOptionError
 
 
@@ -28,6 +29,7 @@ class Partitioner(partitioners.CustomPartitionerFn):
     options.
 
     Attributes:
+        policy: How plans are chosen, if not by the options alone.
         compilation: The one that the partitioner belongs to. None for a user's own: each graph that it splits
             is then a compilation by itself.
     """
@@ -38,6 +40,7 @@ class Partitioner(partitioners.CustomPartitionerFn):
         cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
         self.options = replace(options, inductor={}, cost=cost, detect_writes=False)
         self.fingerprint = fingerprint
+        self.policy = "" if compilation is None else repr(compilation.policy)
         self.compilation = compilation
 
     def key(self) -> str:
@@ -47,7 +50,7 @@ class Partitioner(partitioners.CustomPartitionerFn):
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: the state and ``uuid``, for caches that look at nothing else."""
         key = self.uuid()
-        state = {"options": self.options, "fingerprint": self.fingerprint}
+        state = {"options": self.options, "fingerprint": self.fingerprint, "policy": self.policy}
         return {**state, "key": key if key is not None else lambda: None}
 
     def __call__(
@@ -81,14 +84,14 @@ class Partitioner(partitioners.CustomPartitionerFn):
 
     def uuid(self) -> object:
         """What caches of compiled graphs depend on besides the graph: source, torch, options, calibration."""
-        if callable(self.options.planner):
+        if callable(self.options.planner) or self.policy == repr(Asking()):
             return None  # a function has no text that names it in another process: nothing is cached
         source = compilers.source_hash(pathlib.Path(__file__).parents[1])
         try:
             calibration = calibrate.fingerprint(self.options.cost)
         except FxrematError as error:  # planning raises it as well, and a fallback depends on nothing else
             calibration = str(error)
-        return source, repr(self.options), calibration, self.fingerprint
+        return source, repr(self.options), calibration, self.fingerprint, self.policy
 
 
 def has_backward(module: fx.GraphModule, num_fwd_outputs: int) -> bool:

@@ -31,6 +31,7 @@ from fxremat.driver.report import Report, make_report
 from fxremat.driver.writes import read_again
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
+from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.inductor.order import order_recomputation
@@ -229,6 +230,7 @@ class Choice:
         solutions: All that the planner found, the one first that it prefers without a budget.
         bounds: What no solution undercuts.
         solution: The one that was chosen, with the bound on the seconds of all that serve the budget.
+        candidates: The plans for a step of several graphs; empty where the graph has its own budget.
     """
 
     problem: Problem
@@ -237,6 +239,7 @@ class Choice:
     solutions: tuple[Solution, ...]
     bounds: Bounds
     solution: Solution
+    candidates: tuple[Candidate, ...] = ()
 
 
 def decide(
@@ -322,7 +325,7 @@ def planned(
     graph: JointGraph,
     options: Options,
     static_inputs: Sequence[int] = (),
-    within_bytes: int | None = None,
+    choose_plan: Callable[[Problem], Choice] | None = None,
 ) -> Report:
     """The report of a graph that is planned; its ``solution`` is the plan.
 
@@ -330,7 +333,7 @@ def planned(
         graph: The joint graph.
         options: The user's options.
         static_inputs: Positions of the inputs whose memory stays in place.
-        within_bytes: As for ``decide``.
+        choose_plan: Takes the plan; by default it is chosen for the options' budget.
 
     Raises:
         FxrematError: One of the family.
@@ -338,7 +341,9 @@ def planned(
     start = time.perf_counter()
     limit = _time_limit(options.budget, options.planner, options.time_limit_seconds)
     problem = make_problem(graph, options.cost, options.fusion, static_inputs, limit)
-    choice = decide(problem, options.budget, options.planner, within_bytes)
+    if choose_plan is None:
+        choose_plan = functools.partial(decide, budget=options.budget, planner=options.planner)
+    choice = choose_plan(problem)
     report = make_report(
         problem,
         problem.model.profile(problem.graph, choice.solution.schedule),
@@ -368,7 +373,7 @@ def rewritten(
     options: Options,
     name: str,
     static_inputs: Sequence[int] = (),
-    within_bytes: int | None = None,
+    choose_plan: Callable[[Problem], Choice] | None = None,
 ) -> tuple[JointGraph, Report]:
     """The joint graph of a plan, mirrors included, and the report.
 
@@ -378,7 +383,7 @@ def rewritten(
         options: The user's options.
         name: What reports call it.
         static_inputs: As for ``planned``.
-        within_bytes: As for ``planned``.
+        choose_plan: As for ``planned``.
 
     Raises:
         FxrematError: One of the family; the module has at most been cleaned of duplicates then.
@@ -388,7 +393,7 @@ def rewritten(
     redraws = options.compiler == "eager"
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=redraws)
     graph = with_scratch_bytes(graph, model(options.fusion))
-    report = planned(graph, options, static_inputs, within_bytes)
+    report = planned(graph, options, static_inputs, choose_plan)
     planned_graph = rewrite(graph, report.solution.schedule)
     return planned_graph, replace(report, reads_again=read_again(planned_graph))
 

@@ -50,6 +50,23 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Prospects:
+    """What a step may make of a graph.
+
+    Attributes:
+        plan: The plan that the graph is compiled with.
+        baseline: What runs without fxremat.
+        candidates: The plans to choose from; empty where they have not been looked for.
+        margin: The part of a budget that is left free because the memory model is not exact.
+    """
+
+    plan: Candidate
+    baseline: Candidate
+    candidates: tuple[Candidate, ...]
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call of an episode.
 

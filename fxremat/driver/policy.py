@@ -1,0 +1,134 @@
+"""Policy: which plan a graph gets when it is compiled.
+
+By itself a graph gets the plan that its budget is served by (``WithinBudget``). As one of several in a step
+it first gets a plan that takes little from the others (``Cautious``), for it is not known yet how many there
+are; and then the one that the step settles for (``Given``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fxremat.driver.options import Budget, GivenPlanner
+from fxremat.driver.pipeline import Choice, bounded, bounds_of, decide, solve
+from fxremat.episode.candidates import candidate, candidates
+from fxremat.episode.trace import Candidate, Prospects
+from fxremat.errors import InfeasibleBudgetError
+from fxremat.graph.schedule import Schedule
+from fxremat.predict.problem import Problem, Solution, margin
+from fxremat.search.baseline import baseline_plan
+
+MAY_RISE = 2  # how many times the least peak of its plans a cautious plan may take
+
+
+class Policy(Protocol):
+    """How a plan is chosen; its ``repr`` tells it from others in the keys of caches."""
+
+    def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
+        """The choice; ``within_bytes`` is a predicted peak that the plan is to keep besides."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WithinBudget:
+    """The plan that serves a budget which the graph has for itself."""
+
+    budget: Budget
+    planner: GivenPlanner
+
+    def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
+        """The least time within the budget."""
+        return decide(problem, self.budget, self.planner, within_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A plan that is settled."""
+
+    schedule: Schedule
+
+    def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
+        """That plan."""
+        return _choice(problem, problem.evaluate(self.schedule, "auto"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cautious:
+    """The plan that holds the least from the forward to the backward, and whose peak is not high.
+
+    Attributes:
+        planner: Which planner makes the plans.
+        room_bytes: What is left of the budget; None where that is no number of bytes yet.
+    """
+
+    planner: GivenPlanner
+    room_bytes: int | None
+
+    def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
+        """That plan.
+
+        Raises:
+            InfeasibleBudgetError: No plan fits into what is left.
+        """
+        plans = candidates_of(problem, self.planner)
+        least = min(map(peak_bytes, plans))
+        if self.room_bytes is not None and least > self.room_bytes:
+            raise InfeasibleBudgetError(self.room_bytes, least, problem.graph.name, least)
+        chosen = problem.evaluate(cautious(plans, self.room_bytes).schedule, "auto")
+        return replace(_choice(problem, chosen), candidates=plans)
+
+
+def cautious(plans: Sequence[Candidate], room_bytes: int | None) -> Candidate:
+    """The plan that holds the least, of those whose peak is not high."""
+    least = min(map(peak_bytes, plans))
+    room = MAY_RISE * least if room_bytes is None else max(least, min(MAY_RISE * least, room_bytes))
+    low = [each for each in plans if peak_bytes(each) <= room]
+    return min(low, key=lambda each: (each.held_bytes, peak_bytes(each), each.seconds))
+
+
+def candidates_of(
+    problem: Problem, planner: GivenPlanner, holds: Sequence[float] | None = None
+) -> tuple[Candidate, ...]:
+    """The plans of a graph that a step chooses from."""
+    return candidates(replace(problem, budgets=None), lambda each: solve(each, planner), holds)
+
+
+def prospects(choice: Choice) -> Prospects:
+    """A plan as a step sees it, beside what else there is."""
+    problem = choice.problem
+    without = replace(problem, fusion=problem.model.baseline.name)
+    return Prospects(
+        candidate(problem, choice.solution),
+        candidate(without, choice.baseline),
+        choice.candidates,
+        margin(problem),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """No plan at all: only the problem is wanted."""
+
+    def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
+        """Raise Asked."""
+        raise Asked(problem)
+
+
+class Asked(BaseException):
+    """The problem of a graph; no ``Exception``, since compilers wrap those."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+def peak_bytes(plan: Candidate) -> int:
+    """The higher peak of a plan's two parts."""
+    return max(plan.forward_bytes, plan.backward_bytes)
+
+
+def _choice(problem: Problem, solution: Solution) -> Choice:
+    bounds = bounds_of(problem)
+    baseline = baseline_plan(problem)
+    return Choice(problem, baseline, None, (solution,), bounds, bounded(problem, bounds, solution))

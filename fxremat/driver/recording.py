@@ -1,0 +1,130 @@
+"""Recording: what is live while a step runs, measured in parts.
+
+A *part* goes from one mark to the next; of each is known by how much the live bytes changed in it, and how
+high they rose above those at its begin. On a CPU torch's allocator is watched through a profiler, on CUDA by
+its own counters. Where neither can be had, because a profiler of the user's is recording, a step is
+estimated from what its graphs say (``Estimate``): what the program allocates around them is missing then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from fxremat import measure
+from fxremat._torch import patches, profilers
+
+
+class Part(NamedTuple):
+    """What was live between two marks, above what was live at the first: in the end, and at most."""
+
+    change_bytes: int
+    peak_bytes: int
+
+
+class Recording(Protocol):
+    """A recording that is going on."""
+
+    def mark(self) -> None:
+        """End a part and begin another."""
+
+    def pause(self) -> None:
+        """Leave out what follows."""
+
+    def resume(self) -> None:
+        """Leave out no more."""
+
+    def stop(self) -> list[Part]:
+        """End it; the parts."""
+        ...
+
+
+class CpuRecording:
+    """The allocator of the CPU in the thread that runs the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._record = profilers.AllocatorRecord(device)
+        self.mark, self.pause, self.resume = self._record.mark, self._record.pause, self._record.resume
+
+    def stop(self) -> list[Part]:
+        """End it; the parts."""
+        self.pause()
+        sums = ([0, *itertools.accumulate(changes)] for changes in self._record.parts)
+        return [Part(each[-1], max(each)) for each in sums]
+
+
+class CudaRecording:
+    """The counters of CUDA's allocator. The peak that it keeps is set back at each mark."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._parts: list[Part] = []
+        self.resume()
+
+    def mark(self) -> None:
+        """End a part and begin another."""
+        self.pause()
+        self.resume()
+        self._parts.append(Part(0, 0))
+
+    def pause(self) -> None:
+        """Leave out what follows."""
+        change, peak = (
+            measure.cuda_bytes(self._device, which) - self._start for which in ("current", "peak")
+        )
+        before = self._parts.pop() if self._parts else Part(0, 0)
+        highest = max(before.peak_bytes, before.change_bytes + peak)
+        self._parts.append(Part(before.change_bytes + change, highest))
+
+    def resume(self) -> None:
+        """Leave out no more."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._start = measure.cuda_bytes(self._device, "current")
+
+    def stop(self) -> list[Part]:
+        """End it; the parts."""
+        self.pause()
+        return self._parts
+
+
+class Estimate:
+    """What a step is known to hold.
+
+    Attributes:
+        live_bytes: What is live now, as far as graphs tell.
+    """
+
+    def __init__(self, live_bytes: Callable[[], int]) -> None:
+        self.live_bytes = live_bytes
+        self._levels = [live_bytes()]
+
+    def mark(self) -> None:
+        """End a part and begin another."""
+        self._levels.append(self.live_bytes())
+
+    def pause(self) -> None:
+        """Leave out what follows."""
+
+    def resume(self) -> None:
+        """Leave out no more."""
+
+    def stop(self) -> list[Part]:
+        """End it; the parts."""
+        self.mark()
+        changes = [after - before for before, after in itertools.pairwise(self._levels)]
+        return [Part(each, max(0, each)) for each in changes]
+
+
+def start(device: torch.device) -> Recording | None:
+    """A recording of what the device's memory holds; None if it can't be watched now."""
+    if device.type == "cuda":
+        return CudaRecording(device)
+    if device.type != "cpu" or profilers.is_profiling():
+        return None
+    return CpuRecording(device)
+
+
+watching_passes = patches.watching_passes

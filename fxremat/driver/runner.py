@@ -1,0 +1,316 @@
+"""Runner: a graph of Dynamo's in a step, with all plans that it is compiled with.
+
+What Dynamo calls. Each call runs the plan that the step has for it (``step.py``), and a plan is compiled
+when a call runs it for the first time: by then Dynamo has made sure that the world is as it was when the
+graph was traced.
+
+A graph with symbolic sizes has a Runner for each of a few sizes (``AnySizes``), since a plan takes what it
+was planned for at most where sizes are no larger.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxremat._torch import autograd, compilers, graphs
+from fxremat.driver import policy
+from fxremat.driver.compilation import Compilation
+from fxremat.driver.options import Options, resolve_budget
+from fxremat.driver.policy import Asked, Asking, Cautious, Given, Policy, WithinBudget
+from fxremat.driver.report import Report
+from fxremat.driver.step import Episode, Run, steps
+from fxremat.episode.candidates import candidate
+from fxremat.episode.trace import Candidate, Prospects
+from fxremat.errors import InfeasibleBudgetError
+from fxremat.graph.schedule import Schedule
+from fxremat.predict.problem import Problem
+
+_numbers = itertools.count()
+
+Compile = Callable[[fx.GraphModule, Sequence[Any], Compilation], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A graph, compiled with one plan."""
+
+    compiled: Callable[..., Any]
+    compilation: Compilation
+
+
+class Runner:
+    """A graph of Dynamo's that shares its budget with the others of a step.
+
+    Attributes:
+        number: Tells it from other graphs of the process.
+        name: What reports call it.
+        options: The user's options.
+        device: Where it runs.
+        sizes: The numbers that its plans are for in place of symbols; empty for those it was traced with.
+        variants: Its compiled plans.
+    """
+
+    def __init__(
+        self,
+        origin: compilers.Origin,
+        options: Options,
+        fingerprint: str,
+        name: str,
+        compile_: Compile,
+        sizes: Mapping[Any, int] | None = None,
+    ) -> None:
+        self.number = next(_numbers)
+        self.options = options
+        self.name = name
+        self.sizes = sizes or {}
+        self.device = _device(origin)
+        self.variants: dict[Schedule, Variant] = {}
+        self._fingerprint = fingerprint
+        self._compile = compile_
+        self._origin = origin
+        self._prospects: Prospects
+        self._problem: Problem | None = None
+
+    def compile_first(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Variant:
+        """Compile the graph for the first time.
+
+        Args:
+            module: The graph, which a compiler may change.
+            inputs: Example inputs.
+
+        Raises:
+            InfeasibleBudgetError: No plan of it fits what is left of the budget.
+        """
+        with steps.paused(), graphs.at_sizes(self.sizes):
+            variant = self._variant(module, inputs, self._first_policy())
+        prospects = variant.compilation.prospects
+        if prospects is not None:
+            self._prospects = prospects
+            self.variants[prospects.plan.schedule] = variant
+        choice = variant.compilation.choice
+        if choice is not None:
+            self._problem = choice.problem
+        return variant
+
+    def _first_policy(self) -> Policy:
+        """Whether the graph may be all of its step, or should take little from others."""
+        budget, planner = self.options.budget, self.options.planner
+        if not steps.waiting and any(map(_is_loss, self._origin.outputs)):
+            return WithinBudget(budget, planner)
+        is_size = not isinstance(budget, float) and budget != "min"
+        held = sum(run.plan.held_bytes for run in steps.waiting)
+        room = resolve_budget(budget, 0) if is_size else None
+        return Cautious(planner, None if room is None else max(0, room - held))
+
+    def _variant(self, module: fx.GraphModule, inputs: Sequence[Any], policy: Policy) -> Variant:
+        compilation = Compilation(self.options, self._fingerprint, self.name, policy)
+        return Variant(self._compile(module, inputs, compilation), compilation)
+
+    def resized(self, sizes: Mapping[Any, int]) -> Runner:
+        """A Runner of the same graph at other sizes; nothing is compiled yet."""
+        fingerprint = f"{self._fingerprint} {sorted(sizes.values())}"
+        name = f"{self.name} at {', '.join(map(str, sizes.values()))}"
+        return Runner(self._origin, self.options, fingerprint, name, self._compile, sizes)
+
+    # -- plans
+
+    @property
+    def first_plan(self) -> Candidate:
+        """The plan that it was compiled with first."""
+        return self._prospects.plan
+
+    @property
+    def baseline(self) -> Candidate:
+        """What runs without fxremat."""
+        return self._prospects.baseline
+
+    @property
+    def margin(self) -> float:
+        """The part of a budget that is left free because the memory model is not exact."""
+        return self._prospects.margin
+
+    @functools.cached_property
+    def cautious_plan(self) -> Candidate:
+        """The plan of a call about whose step nothing is known."""
+        return policy.cautious(self._candidates, None)
+
+    def candidates(self, within_bytes: int | None) -> Sequence[Candidate]:
+        """The plans to choose from, with that for a peak of its own if one is given and there is one."""
+        if within_bytes is None:
+            return self._candidates
+        try:
+            choice = WithinBudget(within_bytes, self.options.planner).choose(self.planning_problem, None)
+        except InfeasibleBudgetError:
+            return self._candidates
+        return (candidate(choice.problem, choice.solution), *self._candidates)
+
+    @functools.cached_property
+    def _candidates(self) -> tuple[Candidate, ...]:
+        return self._prospects.candidates or policy.candidates_of(self.planning_problem, self.options.planner)
+
+    @property
+    def planning_problem(self) -> Problem:
+        """What its planners solve; where a cache had the graph, it is traced once more for that."""
+        if self._problem is None:
+            with steps.paused(), self._origin.resumed(), graphs.at_sizes(self.sizes):
+                try:
+                    self._variant(self._origin.module(), self._origin.inputs, Asking())
+                except Asked as asked:
+                    self._problem = asked.problem
+        assert self._problem is not None
+        return self._problem
+
+    # -- calls
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the graph with the plan that the step has for this call."""
+        return self.call(inputs)
+
+    def call(self, inputs: Sequence[Any], growth: float = 1.0) -> Any:
+        """Run the graph with the plan that the step has for this call.
+
+        Args:
+            inputs: Its inputs.
+            growth: How many times larger they may be by what the plan is made for.
+        """
+        episode, run = steps.begin(self, inputs, growth)
+        variant = self.variants.get(run.plan.schedule)
+        if variant is None:
+            with episode.paused(), self._origin.resumed(), graphs.at_sizes(self.sizes):
+                variant = self._variant(self._origin.module(), self._origin.inputs, Given(run.plan.schedule))
+            self.variants[run.plan.schedule] = variant
+        episode.forward_begins(run)
+        since = autograd.clock()
+        outputs = variant.compiled(*inputs)
+        flat = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        node = autograd.backward_of(flat, since) or autograd.backward_of(inputs, since)
+        if node is not None:
+            _follow(episode, run, node, inputs, flat)
+        episode.forward_ends(run, is_waiting=node is not None)
+        return outputs
+
+    @property
+    def reports(self) -> list[Report]:
+        """The reports of its compiled plans."""
+        return [report for each in self.variants.values() for report in each.compilation.reports]
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Why PyTorch's partitioner took over, each time."""
+        return [reason for each in self.variants.values() for reason in each.compilation.fallbacks]
+
+
+class AnySizes:
+    """A graph with symbolic sizes, planned for a few of them; each call runs what is planned for no less.
+
+    Where sizes grow beyond all that is planned for, the next are planned that are larger by a part, so that
+    sizes which creep up do not mean a compilation each; the very sizes, if no plan fits larger ones.
+
+    Attributes:
+        runners: By their sizes, the smaller first.
+    """
+
+    def __init__(self, origin: compilers.Origin, first: Runner) -> None:
+        self._origin = origin
+        self._symbols = origin.symbols
+        traced = tuple(graphs.hint(origin.inputs[place]) or 0 for place in self._symbols)
+        self.runners = {traced: first}
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the graph with what is planned for inputs as large as these."""
+        sizes = tuple(int(inputs[place]) for place in self._symbols)
+        for planned, runner in self.runners.items():
+            if all(map(operator.le, sizes, planned)):
+                return runner.call(inputs, math.prod(planned) / max(1, math.prod(sizes)))
+        self._plan_for_larger(sizes)
+        return self(*inputs)
+
+    def _plan_for_larger(self, sizes: tuple[int, ...]) -> None:
+        for each in (tuple(map(_rounded_up, sizes)), sizes):
+            named = dict(zip(self._symbols.values(), each, strict=True))
+            runner = next(iter(self.runners.values())).resized(named)
+            try:
+                with self._origin.resumed():
+                    runner.compile_first(self._origin.module(), self._origin.inputs)
+            except InfeasibleBudgetError:
+                if each == sizes:
+                    raise
+                continue
+            self.runners[each] = runner
+            break
+        self.runners = dict(sorted(self.runners.items(), key=lambda each: math.prod(each[0])))
+
+    @property
+    def reports(self) -> list[Report]:
+        """The reports of its compiled plans."""
+        return [report for each in self.runners.values() for report in each.reports]
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Why PyTorch's partitioner took over, each time."""
+        return [reason for each in self.runners.values() for reason in each.fallbacks]
+
+
+def _rounded_up(size: int) -> int:
+    """The next size of four in each octave.
+
+    >>> [_rounded_up(size) for size in (1, 5, 100, 128, 129)]
+    [1, 5, 107, 128, 152]
+    """
+    return max(size, math.floor(2 ** (math.ceil(4 * math.log2(max(1, size))) / 4)))
+
+
+def _follow(episode: Episode, run: Run, node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Have autograd tell when it comes to the backward of a call, and when it has let go of it."""
+    token = _Token()
+    weakref.finalize(token, episode.dropped, run).atexit = False
+
+    def begins(tangents: Sequence[Tensor | None], _token: object = token) -> None:
+        if not torch.compiler.is_compiling():
+            episode.backward_begins(run, _bytes(tangents))
+
+    node.register_prehook(begins)
+    if episode.recording is None:
+        return
+
+    def ends(gradients: Sequence[Tensor | None], tangents: object) -> None:
+        if not torch.compiler.is_compiling():
+            episode.backward_ends(_bytes(gradients))
+
+    node.register_hook(ends)
+    for kind, tensors in (("inputs", inputs), ("outputs", outputs)):
+        for place, each in enumerate(tensors):
+            if isinstance(each, Tensor) and not (each.is_leaf and each.requires_grad):
+                storage = each.untyped_storage()
+                run.storages[kind, place] = autograd.WeakStorage(storage), storage.nbytes()
+
+
+class _Token:
+    """Lives as long as the node of autograd's that a hook with it belongs to."""
+
+
+def _bytes(tensors: Sequence[Tensor | None]) -> int:
+    """Bytes of the memory of tensors, each once."""
+    found = [each.untyped_storage() for each in tensors if each is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
+
+
+def _is_loss(value: object) -> bool:
+    """Whether a backward may begin with an output, as far as can be seen from it."""
+    return isinstance(value, Tensor) and value.requires_grad and value.dim() == 0
+
+
+def _device(origin: compilers.Origin) -> torch.device:
+    """Where a graph of Dynamo's runs: on CUDA if any of its inputs is there."""
+    devices = {each.device for each in origin.inputs if isinstance(each, Tensor)}
+    return next((each for each in devices if each.type == "cuda"), torch.device("cpu"))

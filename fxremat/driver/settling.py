@@ -1,0 +1,131 @@
+"""Settling: which plan each call of a step gets, so that the step keeps the budgets of its graphs.
+
+A budget is that of the step. Where graphs of one step have budgets of their own, each bounds the step's peak
+as far as the plans of its own graphs can: they are chosen in turn, the tightest budget last, with the plans
+of the others as they are by then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fxremat.driver.options import Budget, Options, resolve_budget
+from fxremat.episode.settle import settle
+from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes
+from fxremat.errors import InfeasibleBudgetError
+
+OTHERS = -1  # the number of the first graph whose plan stays as it is; that of the next is one less
+
+
+class Graph(Protocol):
+    """A graph of a step."""
+
+    number: int
+    name: str
+    options: Options
+    device: torch.device
+
+    @property
+    def first_plan(self) -> Candidate:
+        """The plan that it was compiled with first."""
+
+    @property
+    def cautious_plan(self) -> Candidate:
+        """The plan of a call about whose step nothing is known."""
+
+    @property
+    def baseline(self) -> Candidate:
+        """What runs without fxremat."""
+
+    @property
+    def margin(self) -> float:
+        """The part of a budget that is left free because the memory model is not exact."""
+
+    def candidates(self, within_bytes: int | None) -> Sequence[Candidate]:
+        """The plans to choose from, with that for a peak of its own if one is given and there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a step has settled for.
+
+    Attributes:
+        plans: The plan of each call.
+        budget: The tightest budget, as it was given.
+        budget_bytes: The same in bytes; None where it is no number.
+        baseline_peak_bytes: The step's predicted peak without fxremat.
+        baseline_seconds: And the time of its graphs.
+        lowest_peak_bytes: The least peak that plans at hand can have.
+        lower_bound_seconds: No choice among them takes less within the budget.
+    """
+
+    plans: tuple[Candidate, ...]
+    budget: Budget
+    budget_bytes: int | None
+    baseline_peak_bytes: int
+    baseline_seconds: float
+    lowest_peak_bytes: int
+    lower_bound_seconds: float
+
+
+def settled(graphs: Sequence[Graph], trace: Trace, excess: float = 1.0) -> Settled:
+    """The plans of the calls of a step.
+
+    Args:
+        graphs: What each call runs.
+        trace: The step.
+        excess: How many times more than predicted was measured.
+
+    Raises:
+        InfeasibleBudgetError: No plans fit a budget, unless the graphs' options say ``on_error="fallback"``.
+    """
+    baselines = tuple(graph.baseline for graph in graphs)
+    baseline_bytes = peak_bytes(trace, baselines)
+    seconds = sum(each.seconds for each in baselines)
+    found = Settled(baselines, None, None, baseline_bytes, seconds, baseline_bytes, seconds)
+    for budget in _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes):
+        found = _within(budget, graphs, trace, found, excess)
+    return found
+
+
+def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
+    """Budgets, the tightest last."""
+    sizes = {budget: resolve_budget(budget, baseline_bytes) for budget in budgets}
+    return sorted(budgets, key=lambda each: (-(sizes[each] or 0), str(each)))
+
+
+def _within(budget: Budget, graphs: Sequence[Graph], trace: Trace, before: Settled, excess: float) -> Settled:
+    """The plans with those of a budget's graphs chosen; the others stay."""
+    own = [graph for graph in graphs if graph.options.budget == budget]
+    budget_bytes = allowed = resolve_budget(budget, before.baseline_peak_bytes)
+    if allowed is not None:
+        allowed = int(allowed * min(1 / excess, 1 - max(graph.margin for graph in own)))
+    choices = {each.number: each.candidates(allowed if len(graphs) == 1 else None) for each in own}
+    calls = []
+    for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):
+        number = graph.number
+        if graph.options.budget != budget:
+            number = OTHERS - position
+            choices[number] = (before.plans[position],)
+        calls.append(Call(number, call.charges))
+    try:
+        found = settle(Trace(tuple(calls), trace.events, trace.after_bytes), choices, allowed)
+    except InfeasibleBudgetError as error:
+        if any(graph.options.on_error == "raise" for graph in own):
+            raise
+        warnings.warn(f"fxremat leaves a step to PyTorch's partitioner: {error}", stacklevel=2)
+        return before
+    return Settled(
+        tuple(choices[call.graph][choice] for call, choice in zip(calls, found.plans, strict=True)),
+        budget,
+        budget_bytes,
+        before.baseline_peak_bytes,
+        before.baseline_seconds,
+        found.lowest_peak_bytes,
+        found.lower_bound_seconds,
+    )

@@ -1,0 +1,438 @@
+"""Step: follows the calls of compiled graphs through training steps, and settles their plans.
+
+A step is known by its calls, as they come: an *episode* (``episode/trace.py``) begins with the first forward
+when no call is waiting and ends with the last backward. Nobody has to mark it, so that accumulation, several
+models and validation in between are what they are.
+
+1. The first time, each call runs a cautious plan, and the episode is recorded (``recording.py``).
+2. Before the next episode begins, plans are settled for all of its calls together. A graph whose plan has
+   changed is compiled once more when it is next called; calls of one graph may get different plans.
+3. The next time it is recorded once more, with the settled plans, and settled again if it takes more.
+
+Episodes that begin alike are a *family*. Their plans are settled together, since a call can't know how its
+episode goes on. A call that no episode of the family had runs a cautious plan, and the episode is learnt;
+but only so many times.
+
+Episodes belong to the thread that runs the forwards. A backward may run in any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxremat._torch import autograd
+from fxremat.driver import recording
+from fxremat.driver.recording import Estimate, Part, Recording
+from fxremat.driver.settling import Graph, Settled, settled
+from fxremat.driver.step_report import CallReport, StepReport
+from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
+
+MAX_RECORDINGS = 24  # of the episodes of a family
+
+
+@dataclass(eq=False)
+class Known:
+    """A call of a family's episodes, known by the calls before it.
+
+    Attributes:
+        graph: What it runs.
+        plan: The plan that it runs.
+        next: The calls that came after it, by graph.
+    """
+
+    graph: Graph
+    plan: Candidate
+    next: dict[int, Known] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Shape:
+    """An episode that is known: what ran, and what it took the last time that it was recorded.
+
+    Attributes:
+        calls: Its calls, in the order of their forwards.
+        trace: Its model.
+        measured_bytes: The highest live bytes; None where they could not be measured.
+        plans: With which plans it was recorded the last time.
+    """
+
+    calls: tuple[Known, ...]
+    trace: Trace
+    measured_bytes: int | None
+    plans: tuple[Candidate, ...]
+
+
+class Family:
+    """The episodes that begin with one call.
+
+    Attributes:
+        first: That call.
+        shapes: What is known of them, by what ran.
+        is_pending: Whether plans are to be settled before the next one begins.
+        is_surprised: Whether one was met that is not known, and was not recorded.
+        recordings: How often any was recorded.
+        settled: What was settled for the calls of all of them.
+    """
+
+    def __init__(self, first: Known) -> None:
+        self.first = first
+        self.shapes: dict[tuple[tuple[Known, bool], ...], Shape] = {}
+        self.is_pending = False
+        self.is_surprised = False
+        self.recordings = 0
+        self.settled: Settled | None = None
+
+    @property
+    def is_to_be_recorded(self) -> bool:
+        """Whether there is more to learn: of an episode that is not known, or has got other plans."""
+        is_new = self.is_surprised or not self.shapes
+        has_changed = any(_plans(shape.calls) != shape.plans for shape in self.shapes.values())
+        return (is_new or has_changed) and self.recordings < MAX_RECORDINGS
+
+    def calls(self) -> list[Known]:
+        """All calls of its episodes, each once."""
+        return list(dict.fromkeys(call for shape in self.shapes.values() for call in shape.calls))
+
+    def excess(self) -> float:
+        """How many times more was measured than predicted for the plans that ran; 1 if it was less."""
+        found = [1.0]
+        for shape in self.shapes.values():
+            predicted = peak_bytes(shape.trace, shape.plans)
+            if shape.measured_bytes is not None and predicted:
+                found.append(shape.measured_bytes / predicted)
+        return max(found)
+
+    def trace(self) -> Trace:
+        """Its episodes one after the other, as if they were one; a call that they share is one call."""
+        position = {call: index for index, call in enumerate(self.calls())}
+        charges: list[dict[Place, int]] = [{} for _ in position]
+        events: list[Event] = []
+        after_bytes = 0
+        for shape in self.shapes.values():
+            for index, event in enumerate(shape.trace.events):
+                between = max(event.between_bytes, 0 if index else after_bytes)
+                call = position[shape.calls[event.call]]
+                events.append(replace(event, call=call, between_bytes=between))
+            for known, call_ in zip(shape.calls, shape.trace.calls, strict=True):
+                found = charges[position[known]]
+                found.update((place, max(size, found.get(place, 0))) for place, size in call_.charges.items())
+            after_bytes = shape.trace.after_bytes
+        calls = tuple(Call(known.graph.number, found) for known, found in zip(position, charges, strict=True))
+        return Trace(calls, tuple(events), after_bytes)
+
+
+class Run:
+    """A call that was made: what is told of it by autograd's node, which its hooks belong to.
+
+    Attributes:
+        known: Which call it is.
+        position: Its position in the episode.
+        growth: How many times larger its inputs may be by what the plan is made for.
+        plan: The plan that runs.
+        storages: The caller's memory that the plan may hold, by its place; weak.
+        held: For each of these that nobody else held when the backward began, its bytes.
+    """
+
+    def __init__(self, known: Known, position: int, growth: float) -> None:
+        self.known = known
+        self.position = position
+        self.growth = growth
+        self.plan = known.plan
+        self.storages: dict[Place, tuple[autograd.WeakStorage, int]] = {}
+        self.charges: dict[Place, int] = {}
+
+
+class Episode:
+    """An episode that is under way.
+
+    Attributes:
+        family: What it belongs to.
+        runs: Its calls.
+        waiting: Those whose backward is to come.
+        events: The positions of calls, and whether their backward ran, in order.
+        recording: What is being measured; None for an episode that is known.
+    """
+
+    def __init__(self, family: Family, base_bytes: int, is_recorded: bool, device: torch.device) -> None:
+        self.family = family
+        self.base_bytes = base_bytes
+        self.runs: list[Run] = []
+        self.waiting: dict[Run, bool] = {}  # and whether a backward has run since its forward
+        self.events: list[tuple[int, bool]] = []
+        self.ran: list[bool] = []  # for each part of the recording, whether a call ran in it
+        self.gradient_bytes = self.tangent_bytes = 0
+        self.is_measured = False
+        self.recording: Recording | None = None
+        self._end_watch: Callable[[], None] | None = None
+        if is_recorded:
+            family.recordings += 1
+            found = recording.start(device)
+            self.is_measured = found is not None
+            self.recording = Estimate(self._estimated_bytes) if found is None else found
+            self._end_watch = recording.watching_passes(self._pass_ended)
+
+    # -- what happens
+
+    def forward_begins(self, run: Run) -> None:
+        """A call is made."""
+        self.runs.append(run)
+        self.events.append((run.position, False))
+        self._mark(begins=True)
+
+    def forward_ends(self, run: Run, is_waiting: bool) -> None:
+        """Its outputs are there."""
+        if is_waiting:
+            self.waiting[run] = False
+        self._mark(begins=False)
+
+    def backward_begins(self, run: Run, tangent_bytes: int) -> None:
+        """Autograd has come to it."""
+        if self.waiting.pop(run, None) is None:
+            return  # a second time, of a graph that was retained
+        for each in self.waiting:
+            self.waiting[each] = True
+        self.events.append((run.position, True))
+        if self.recording is not None:
+            gone = {place: size for place, (storage, size) in run.storages.items() if storage.expired()}
+            run.charges = {place: size for place, size in gone.items() if place not in run.plan.holds}
+            self.tangent_bytes = tangent_bytes
+            self._mark(begins=True)
+
+    def backward_ends(self, gradient_bytes: int) -> None:
+        """Its gradients are there."""
+        self.tangent_bytes = 0
+        self.gradient_bytes += gradient_bytes
+        self._mark(begins=False)
+
+    def dropped(self, run: Run) -> None:
+        """Its backward will never come."""
+        self.waiting.pop(run, None)
+
+    def _mark(self, begins: bool) -> None:
+        if self.recording is not None:
+            if begins != (len(self.ran) % 2 == 0):  # one call inside of another: a checkpoint's, say
+                self._end_recording()
+                return
+            if self.ran:
+                self.recording.mark()
+            self.ran.append(begins)
+
+    def _pass_ended(self) -> None:
+        has_run = any(is_backward for _, is_backward in self.events)
+        if has_run and not self.waiting and self.recording is not None:
+            self.learn()
+
+    # -- what is learnt
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Leave out of the recording what is done inside, such as compiling."""
+        return contextlib.nullcontext() if self.recording is None else _paused(self.recording)
+
+    def learn(self) -> None:
+        """End the recording, and keep what it says."""
+        parts = self._end_recording()
+        if not parts:
+            return
+        trace, measured = self._trace(parts)
+        calls = tuple(run.known for run in self.runs)
+        signature = tuple((calls[position], is_backward) for position, is_backward in self.events)
+        before = self.family.shapes.get(signature)
+        plans = tuple(run.plan for run in self.runs)
+        shape = Shape(calls, trace, measured if self.is_measured else None, plans)
+        if before is None or self.is_measured:
+            self.family.shapes[signature] = shape
+            self.family.is_pending = True
+            self.family.is_surprised = False
+
+    def _end_recording(self) -> list[Part]:
+        if self.recording is None:
+            return []
+        parts, self.recording = self.recording.stop(), None
+        assert self._end_watch is not None
+        self._end_watch()
+        return parts
+
+    def _trace(self, parts: Sequence[Part]) -> tuple[Trace, int]:
+        """The model of the episode, and the highest live bytes, of the parts in which it was recorded."""
+        waiting: dict[int, int] = {}
+        events = []
+        live = highest = between = self.base_bytes
+        left = iter(self.events)
+        growth = max(run.growth for run in self.runs)  # and what is outside grows no faster
+        for ran, part in itertools.zip_longest(self.ran, parts, fillvalue=False):
+            assert isinstance(part, Part)
+            highest = max(highest, live + part.peak_bytes)
+            held = sum(waiting.values())
+            if ran:
+                position, is_backward = next(left)
+                outside = (round(growth * size) for size in (live - held, between))
+                events.append(Event(position, is_backward, *outside))
+                waiting.pop(position, None)
+                if not is_backward:
+                    waiting[position] = self.runs[position].plan.held_bytes
+                between = 0
+            else:
+                between = max(between, live + part.peak_bytes - held)
+            live += part.change_bytes
+        calls = tuple(Call(run.known.graph.number, run.charges) for run in self.runs)
+        return Trace(calls, tuple(events), round(growth * between)), highest
+
+    def _estimated_bytes(self) -> int:
+        """What is live as far as the graphs say."""
+        outputs = {
+            storage: size
+            for run in self.runs
+            for place, (storage, size) in run.storages.items()
+            if place[0] == "outputs" and not storage.expired()
+        }
+        held = sum(run.plan.held_bytes for run in self.waiting)
+        return held + sum(outputs.values()) + self.gradient_bytes + self.tangent_bytes
+
+
+@contextlib.contextmanager
+def _paused(recorded: Recording) -> Iterator[None]:
+    recorded.pause()
+    try:
+        yield
+    finally:
+        recorded.resume()
+
+
+class Steps(threading.local):
+    """The episodes of this thread.
+
+    Attributes:
+        families: What is known of them, by the graph that is called first.
+        current: The one that is under way, or was the last.
+    """
+
+    def __init__(self) -> None:
+        self.families: dict[int, Family] = {}
+        self.current: Episode | None = None
+        self._at: Known | None = None  # the call that was made last, of those that are known
+
+    @property
+    def waiting(self) -> tuple[Run, ...]:
+        """The calls whose backward is to come."""
+        return () if self.current is None else tuple(self.current.waiting)
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Record nothing of what is done inside."""
+        return contextlib.nullcontext() if self.current is None else self.current.paused()
+
+    def begin(self, graph: Graph, inputs: Sequence[Any], growth: float) -> tuple[Episode, Run]:
+        """A call is about to be made: the episode that it belongs to, and the plan that it is to run.
+
+        Args:
+            graph: What it runs.
+            inputs: What it is given.
+            growth: How many times larger that may be by what the plan is made for.
+        """
+        if self._is_first(graph):
+            self._begin_episode(graph, inputs)
+        episode = self.current
+        assert episode is not None
+        if self._at is None:
+            known = episode.family.first
+        elif graph.number in self._at.next:
+            known = self._at.next[graph.number]
+        else:
+            known = self._at.next[graph.number] = Known(graph, graph.cautious_plan)
+            episode.family.is_surprised = episode.recording is None
+        self._at = known
+        return episode, Run(known, len(episode.runs), growth)
+
+    def _is_first(self, graph: Graph) -> bool:
+        """Whether a call begins an episode."""
+        episode = self.current
+        if episode is None or not episode.waiting:
+            return True
+        is_over = all(episode.waiting.values())  # a backward has gone past what is waiting still
+        return is_over and episode.family.first.graph is graph
+
+    def _begin_episode(self, graph: Graph, inputs: Sequence[Any]) -> None:
+        if self.current is not None and self.current.recording is not None:
+            self.current.learn()
+        family = self.families.get(graph.number)
+        if family is None:
+            family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
+        self.settle(family)
+        self.current = Episode(family, _base_bytes(inputs), family.is_to_be_recorded, graph.device)
+        self._at = None
+
+    def settle(self, family: Family) -> None:
+        """Give the calls of a family their plans, if anything has been learnt of it since that was done."""
+        if not family.is_pending:
+            return
+        family.is_pending = False
+        calls = family.calls()
+        family.settled = settled([each.graph for each in calls], family.trace(), family.excess())
+        for known, plan in zip(calls, family.settled.plans, strict=True):
+            known.plan = plan
+
+    def reports(self) -> tuple[StepReport, ...]:
+        """A report for each episode that is known, with the plans that are settled."""
+        found = []
+        for family in self.families.values():
+            self.settle(family)
+            if family.settled is not None:
+                found += [_report(shape, family.settled) for shape in family.shapes.values()]
+        return tuple(found)
+
+
+steps = Steps()
+
+
+def _plans(calls: Sequence[Known]) -> tuple[Candidate, ...]:
+    return tuple(known.plan for known in calls)
+
+
+def _base_bytes(inputs: Sequence[Any]) -> int:
+    """What a step has allocated before its first graph is called: results that are given to that."""
+    tensors = (each for each in inputs if isinstance(each, Tensor) and each.grad_fn is not None)
+    found = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    return sum(found.values())
+
+
+def _report(shape: Shape, settled: Settled) -> StepReport:
+    """The report of an episode."""
+    plans = _plans(shape.calls)
+    variants: dict[int, list[Candidate]] = {}
+    for known in shape.calls:
+        of_graph = variants.setdefault(known.graph.number, [])
+        of_graph += [known.plan] if known.plan not in of_graph else []
+    moments = timeline(shape.trace, plans)
+    return StepReport(
+        tuple(
+            CallReport(
+                known.graph.name,
+                variants[known.graph.number].index(known.plan),
+                len(variants[known.graph.number]),
+                known.plan.seconds,
+                known.plan.held_bytes,
+                known.plan.forward_bytes,
+                known.plan.backward_bytes,
+            )
+            for known in shape.calls
+        ),
+        settled.budget,
+        settled.budget_bytes,
+        peak_bytes(shape.trace, tuple(known.graph.baseline for known in shape.calls)),
+        max(moment.peak_bytes for moment in moments),
+        settled.lowest_peak_bytes,
+        max(moment.outside_bytes for moment in moments),
+        shape.measured_bytes,
+        peak_bytes(shape.trace, shape.plans),
+        sum(plan.seconds for plan in plans),
+        sum(known.graph.baseline.seconds for known in shape.calls),
+        settled.lower_bound_seconds,
+        moments,
+    )
