@@ -7,15 +7,20 @@ planning. Each graph is planned for all budgets with every part, and without eac
 compared at ten peaks, evenly spread between the higher of the two least peaks and the higher of the two
 greatest: a ratio above 1 is how much slower the fastest plan within the peak is without the part. Columns are
 the median and the worst of these ratios over all graphs and peaks, how many least peaks rose and by how much
-at most, and the ratio of planning seconds (the processor's) without and with the part. Networks are planned
-under Inductor's memory model; drawn ones (random programs of 8 to 40 operators) and chains, whose least peaks
-need many recomputations, where every value has a buffer.
+at most, the ratio of planning seconds (the processor's) without and with the part, and by how much a peak
+was mispredicted at most. Networks are planned under Inductor's memory model, or with ``--fusion inplace``
+under that of the graphs as they are; drawn ones (random programs of 8 to 40 operators) and chains, whose
+least peaks need many recomputations, where every value has a buffer.
+
+Some parts belong to a memory model. Plans found without one count as what they take by the whole model, and
+what the lesser model predicted for them is then off.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import pathlib
 import random
@@ -36,8 +41,10 @@ from tqdm import tqdm
 
 import fxremat
 from fxremat.driver.pipeline import make_problem
+from fxremat.inductor import buffers, grouping, inlining, timing
 from fxremat.planners import auto
-from fxremat.predict.problem import Problem
+from fxremat.predict import models
+from fxremat.predict.problem import Problem, Solution
 from fxremat.search import row, tables
 from fxremat.search.condensed import Condensed
 from fxremat.search.tables import solve
@@ -72,6 +79,26 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "neighbouring loops": ((auto, "Row", _OneVariant),),
     "recipes": ((auto, "_recipes", lambda problem: ()),),
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),
+    "layout": (
+        (buffers, "input_copies", lambda *rest: ()),
+        (buffers, "channels_last", lambda *rest: frozenset()),
+        (inlining, "parts_read", lambda *rest: {}),
+    ),
+    "concatenation": (
+        (grouping.Grouping, "_find_feeders", lambda *rest: ()),
+        (buffers, "held_operands", lambda *rest: {}),
+        (buffers, "convolution_copies", lambda *rest: ()),
+    ),
+    "pooling": (
+        (grouping, "scatters", lambda *rest: {}),
+        (timing, "inlined_offsets", lambda *rest: ()),
+    ),
+    "in place": (
+        (models.InPlace, "overwrites", False),
+        (models.Inductor, "overwrites", False),
+        (models, "overwrites", lambda *rest: {}),
+        (buffers._Buffers, "_reuses", lambda *rest: ()),
+    ),
 }
 
 
@@ -104,17 +131,26 @@ CHAINS: dict[str, Callable[[], fxremat.JointGraph]] = {
 }
 
 
-def network(name: str, scale: str) -> fxremat.JointGraph:
-    """The joint graph of a network, as Inductor gets it."""
+COMPILERS = {"inductor": "inductor", "inplace": "eager"}  # for whose graphs a memory model is made
+
+
+def network(name: str, scale: str, fusion: str) -> Problem:
+    """The planning problem of a network."""
     module, inputs = fresh(case(name, scale))
-    return fxremat.capture(module, *inputs, compiler="inductor")
+    return make_problem(fxremat.capture(module, *inputs, compiler=COMPILERS[fusion]), fusion=fusion)
 
 
-def frontier(problem: Problem) -> tuple[Points, float]:
+def frontier(problem: Problem) -> tuple[Sequence[Solution], float]:
     """The plans of ``auto``, and the processor's seconds that they took."""
     start = time.process_time()
     found = auto.plan(problem)
-    return [(each.peak_bytes, each.seconds) for each in found], time.process_time() - start
+    return found, time.process_time() - start
+
+
+def points(problem: Problem, found: Sequence[Solution]) -> Points:
+    """What plans take by a problem's own memory model."""
+    again = [problem.evaluate(each.schedule, each.planner) for each in found]
+    return [(each.peak_bytes, each.seconds) for each in again]
 
 
 def fastest(points: Points, peak: float) -> float:
@@ -132,15 +168,23 @@ def ratios(whole: Points, less: Points) -> list[float]:
 
 def measured(make: Callable[[], Problem], parts: Sequence[str]) -> dict[str, Any]:
     """The frontiers of a graph with all parts and without each."""
-    whole, seconds = frontier(make())
+    problem = make()
+    solutions, seconds = frontier(problem)
+    whole = points(problem, solutions)
     found: dict[str, Any] = {}
     for part in parts:
         with without(part):
-            less, less_seconds = frontier(make())
+            solutions, less_seconds = frontier(make())
+        less = points(problem, solutions)
+        errors = (
+            predicted.peak_bytes / max(1, peak) - 1
+            for predicted, (peak, _) in zip(solutions, less, strict=True)
+        )
         found[part] = {
             "time_ratios": ratios(whole, less),
             "least_peak_ratio": min(less)[0] / max(1, min(whole)[0]),
             "planning_ratio": less_seconds / max(seconds, 1e-9),
+            "prediction_error": max(errors, key=abs),
         }
     return {"planning_seconds": seconds, "without": found}
 
@@ -161,6 +205,7 @@ def table(rows: dict[str, dict[str, Any]], parts: Sequence[str]) -> str:
                 sum(ratio > 1 for ratio in peaks),
                 max(peaks),
                 statistics.median(each["planning_ratio"] for each in found),
+                max((each["prediction_error"] for each in found), key=abs),
             )
         )
     heads = [
@@ -171,8 +216,10 @@ def table(rows: dict[str, dict[str, Any]], parts: Sequence[str]) -> str:
         "higher peaks",
         "worst peak",
         "planning",
+        "worst prediction",
     ]
-    return tabulate(lines, heads, tablefmt="github", floatfmt=("", ".4f", ".3f", ".1%", "d", ".3f", ".2f"))
+    formats = ("", ".4f", ".3f", ".1%", "d", ".3f", ".2f", ".1%")
+    return tabulate(lines, heads, tablefmt="github", floatfmt=formats)
 
 
 def main() -> int:
@@ -180,6 +227,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=NAMES, metavar="NAME", help="networks (all)")
     parser.add_argument("--scale", default="small", help="of the networks (small)")
+    parser.add_argument("--fusion", default="inductor", choices=COMPILERS, help="of the networks (inductor)")
     parser.add_argument("--drawn", type=int, default=200, metavar="COUNT", help="random programs (200)")
     parser.add_argument("--chains", nargs="*", default=list(CHAINS), choices=CHAINS, help="chains (all)")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, help="of auto (all)")
@@ -188,7 +236,8 @@ def main() -> int:
     results: dict[str, Any] = {**provenance(__file__), "networks": {}, "drawn": {}, "chains": {}}
     graphs: list[tuple[str, str, Callable[[], Problem]]] = []
     for name in arguments.models:
-        graphs.append(("networks", name, lambda name=name: make_problem(network(name, arguments.scale))))
+        build = functools.partial(network, name, arguments.scale, arguments.fusion)
+        graphs.append(("networks", name, build))
     for name in arguments.chains:
         graphs.append(("chains", name, lambda name=name: make_problem(CHAINS[name](), fusion="none")))
     for seed in range(arguments.drawn):

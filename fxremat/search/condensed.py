@@ -133,6 +133,16 @@ class Condensed:
         )
 
     @functools.cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """The buffers that each operator reads."""
+        return tuple(operator.reads for operator in self.operators)
+
+    @functools.cached_property
+    def runs_at_most(self) -> tuple[int, ...]:
+        """How often each operator may run."""
+        return tuple(operator.runs_at_most for operator in self.operators)
+
+    @functools.cached_property
     def each_seconds(self) -> tuple[float, ...]:
         """What one run of each operator takes."""
         return tuple(operator.seconds for operator in self.operators)

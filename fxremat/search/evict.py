@@ -59,6 +59,7 @@ class _Simulation:
         weights: Sequence[float] | None,
     ) -> None:
         self.operators = condensed.operators
+        self.reads, self.runs_at_most = condensed.reads, condensed.runs_at_most
         self.seconds, self.prices = condensed.each_seconds, condensed.worths
         if weights:
             self.prices = tuple(price * weight for price, weight in zip(self.prices, weights, strict=True))
@@ -112,28 +113,34 @@ class _Simulation:
 
     def _run_with_operands(self, operator: int) -> bool:
         """Run an operator behind those whose results it needs and are not there."""
-        self._lock(operator)
-        if all(self.resident[buffer] for buffer in self.operators[operator].reads):
+        resident, reads = self.resident, self.reads
+        if self._lock(operator):
             return self._run(operator)
         tasks = [operator]
         while tasks:
             task = tasks[-1]
-            missing = next((b for b in self.operators[task].reads if not self.resident[b]), None)
-            if missing is None:
+            for missing in reads[task]:
+                if not resident[missing]:
+                    break
+            else:
                 tasks.pop()
                 if not self._run(task):
                     return False
                 continue
             maker = self.maker[missing]
-            if self.runs[maker] >= self.operators[maker].runs_at_most or len(tasks) > len(self.operators):
+            if self.runs[maker] >= self.runs_at_most[maker] or len(tasks) > len(self.operators):
                 return False
             tasks.append(maker)
             self._lock(maker)
         return True
 
-    def _lock(self, operator: int) -> None:
-        for buffer in self.operators[operator].reads:
-            self.locks[buffer] += 1
+    def _lock(self, operator: int) -> bool:
+        """Hold what an operator reads until it has run; say whether it is there."""
+        locks, resident, is_there = self.locks, self.resident, True
+        for buffer in self.reads[operator]:
+            locks[buffer] += 1
+            is_there = is_there and resident[buffer]
+        return is_there
 
     def _run(self, index: int) -> bool:
         operator = self.operators[index]
@@ -174,11 +181,15 @@ class _Simulation:
         return 0
 
     def _end_call(self) -> None:
+        locks, uses, parked = self.locks, self.uses, self.parked
         for buffer in self.call:
-            self.locks[buffer] -= 1
-            if buffer in self.parked and not self.locks[buffer]:
+            locks[buffer] -= 1
+            if locks[buffer]:
+                continue
+            if buffer in parked:
                 self._unpark(buffer)
-            self._release(buffer)
+            if not uses[buffer]:
+                self._release(buffer)
         self.call.clear()
 
     def _is_wanted(self, buffer: int) -> bool:
@@ -191,9 +202,10 @@ class _Simulation:
         if self.evicted[buffer]:
             self.evicted[buffer] = False
             self.around.leave(buffer, self._seconds(buffer))
-            for operand in self.operators[self.maker[buffer]].reads:
+            for operand in self.reads[self.maker[buffer]]:
                 self.waiting[operand] -= 1
-                self._release(operand)
+                if not self.uses[operand]:
+                    self._release(operand)
         if not self.pinned[buffer] and self.size[buffer]:
             heapq.heappush(self.queue, (0.0, buffer))
 
@@ -207,20 +219,21 @@ class _Simulation:
 
     def _make_room(self, needed: int, reads: Sequence[int]) -> bool:
         """Evict until so many bytes are free; what waits for a recomputation if nothing else is left."""
-        while self.live + needed > self.budget and self.queue:
-            price, buffer = heapq.heappop(self.queue)
-            if not self.resident[buffer]:
+        queue, resident, locks = self.queue, self.resident, self.locks
+        while self.live + needed > self.budget and queue:
+            price, buffer = queue[0]
+            if resident[buffer] and not locks[buffer]:
+                now = self._price(buffer)
+                if now is not None and now > price:
+                    heapq.heapreplace(queue, (now, buffer))
+                    continue
+                heapq.heappop(queue)
+                if now is not None:
+                    self._evict(buffer)
                 continue
-            if self.locks[buffer]:
+            heapq.heappop(queue)
+            if resident[buffer]:
                 self._park(buffer, price)
-                continue
-            now = self._price(buffer)
-            if now is None:
-                continue
-            if now > price:
-                heapq.heappush(self.queue, (now, buffer))
-                continue
-            self._evict(buffer)
         if self.live + needed > self.budget:
             self._evict_parked(needed, reads)
         return self.live + needed <= self.budget
@@ -252,13 +265,13 @@ class _Simulation:
 
     def _price(self, buffer: int) -> float | None:
         """What evicting a buffer costs per byte; None if it could not be had again."""
-        maker = self.operators[self.maker[buffer]]
-        if self.runs[self.maker[buffer]] >= maker.runs_at_most:
+        maker, evicted = self.maker[buffer], self.evicted
+        if self.runs[maker] >= self.runs_at_most[maker]:
             return None
-        seconds = self._seconds(buffer)
+        seconds = self.prices[maker]
         around: dict[int, None] = {}
-        for operand in maker.reads:
-            if self.evicted[operand]:
+        for operand in self.reads[maker]:
+            if evicted[operand]:
                 around[self.around.find(operand)] = None
             elif not self.resident[operand]:
                 lost = self._lost(operand)
@@ -266,9 +279,10 @@ class _Simulation:
                     return None
                 seconds += sum(map(self._seconds, lost))
         for made in self.behind[buffer]:
-            if self.evicted[made]:
+            if evicted[made]:
                 around[self.around.find(made)] = None
-        seconds += sum(self.around.seconds[each] for each in around)
+        if around:
+            seconds += sum(map(self.around.seconds.__getitem__, around))
         distance = max(1, self._next_use(buffer) - self.place)
         return float(seconds / (self.size[buffer] * distance**self.power))
 
@@ -283,17 +297,18 @@ class _Simulation:
 
     def _lost(self, buffer: int) -> list[int] | None:
         """A buffer that is gone and was not evicted, with those that it needs; None if it can't be had."""
+        resident, evicted = self.resident, self.evicted
         found: dict[int, None] = {}
         stack = [buffer]
         while stack:
             each = stack.pop()
-            if self.resident[each] or self.evicted[each] or each in found:
+            if resident[each] or evicted[each] or each in found:
                 continue
             maker = self.maker[each]
-            if self.runs[maker] >= self.operators[maker].runs_at_most:
+            if self.runs[maker] >= self.runs_at_most[maker]:
                 return None
             found[each] = None
-            stack.extend(self.operators[maker].reads)
+            stack.extend(self.reads[maker])
         return list(found)
 
     def _evict(self, buffer: int) -> None:
@@ -308,16 +323,15 @@ class _Simulation:
             if self.evicted[each]:
                 continue
             self.evicted[each] = True
-            self.around.enter(each, self._seconds(each), self._evicted_around(each))
-            operands = self.operators[self.maker[each]].reads
+            operands = self.reads[self.maker[each]]
+            near = (*operands, *self.behind[each])
+            neighbours = list(itertools.compress(near, map(self.evicted.__getitem__, near)))
+            self.around.enter(each, self._seconds(each), neighbours)
             for operand in operands:
                 self.waiting[operand] += 1
                 self.needed_at[operand] = needed_at
-            stack += [operand for operand in operands if not self.resident[operand]]
-
-    def _evicted_around(self, buffer: int) -> Iterable[int]:
-        near = itertools.chain(self.operators[self.maker[buffer]].reads, self.behind[buffer])
-        return [each for each in near if self.evicted[each]]
+                if not self.resident[operand]:
+                    stack.append(operand)
 
 
 class _DisjointSets:

@@ -27,6 +27,8 @@ def retain(condensed: Condensed, plan: Sequence[int], budget: int) -> tuple[int,
         plan: A plan.
         budget: Bytes, tangents included. Where a plan takes more nothing is held.
     """
+    if len(set(plan)) == len(plan):
+        return tuple(plan)
     runs = Runs(condensed, plan)
     for _ in range(MAX_ROUNDS):
         before = len(runs.plan())
@@ -48,6 +50,7 @@ class Runs:
         self.condensed = condensed
         self.operators = [condensed.operators[index] for index in plan]
         self.indices = list(plan)
+        self.worths = condensed.worths
         self.is_there = [True] * len(plan)
         self.previous: list[int | None] = []  # the run of the same operator before
         self.reads: list[dict[int, int]] = []  # buffer: the run that made it
@@ -98,7 +101,7 @@ class Runs:
         if (run, buffer) in self.returned:
             return len(self.operators) - 1
         by = self.readers[run][buffer]
-        return self.last[by[-1] if by else run]
+        return self.last[by[-1]] if by else self.last[run]
 
     def by_worth(self) -> list[int]:
         """The recomputations, those that take the most seconds per byte first, what serves them included."""
@@ -115,12 +118,11 @@ class Runs:
         total, stack, seen = 0.0, [run], {run}
         while stack:
             each = stack.pop()
-            total += self.operators[each].seconds * self.operators[each].worth
-            for buffer, source in self.reads[each].items():
-                is_alone = all(
-                    by == [each] if made == buffer else not by for made, by in self.readers[source].items()
-                )
-                if self.previous[source] is not None and is_alone and source not in seen:
+            total += self.worths[self.indices[each]]
+            for source in self.reads[each].values():
+                if self.previous[source] is None or source in seen:
+                    continue
+                if sum(map(len, self.readers[source].values())) == 1:
                     seen.add(source)
                     stack.append(source)
         return total
@@ -131,10 +133,11 @@ class Runs:
         operator = self.operators[run]
         if operator.must_repeat and before < self.boundary <= run:
             return False
-        needed = [buffer for buffer in self.readers[run] if self._is_needed(run, buffer)]
+        needed = [buffer for buffer, by in self.readers[run].items() if by or (run, buffer) in self.returned]
         if not needed:
             return True
-        if any(buffer not in self.readers[before] for buffer in needed):
+        made = self.readers[before]
+        if any(buffer not in made for buffer in needed):
             return False
         for buffer in needed:
             taken = self._taken_by(before, buffer)
@@ -142,6 +145,9 @@ class Runs:
                 call = self.live[self.first[taken] : self.last[taken] + 1]
                 if int(call.max()) + self.condensed.size[buffer] > budget:
                     return False
+        if len(needed) == 1:
+            first, size = self.death(before, needed[0]) + 1, self.condensed.size[needed[0]]
+            return self.first[run] <= first or self._has_room(first, self.first[run], budget - size)
         gaps = sorted((self.death(before, buffer) + 1, self.condensed.size[buffer]) for buffer in needed)
         held = 0
         for (first, size), (end, _) in zip(gaps, [*gaps[1:], (run, 0)], strict=True):

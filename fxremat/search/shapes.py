@@ -108,7 +108,11 @@ def analyse(local: Local) -> Shape:
 
 
 class _Analysis:
-    """A block, its operators looked at from every side."""
+    """A block, its operators looked at from every side.
+
+    Sets of buffers that the forward makes are whole numbers, a bit for each in the order of making: so the
+    highest bit of what is needed is made last, and what a choice costs is found without searching.
+    """
 
     def __init__(self, local: Local) -> None:
         self.local = local
@@ -127,10 +131,26 @@ class _Analysis:
             if self.is_forward[buffer]
         ]
         self.weighted = [seconds * worth for seconds, worth in zip(local.seconds, local.worth, strict=True)]
+        made = [buffer for index in range(local.forward) for buffer in local.makes[index]]
+        self.bit = {buffer: 1 << place for place, buffer in enumerate(made)}
+        self.maker_of_bit = [self.maker[buffer] for buffer in made]
+        self.makes = [self._mask(buffers) for buffers in local.makes]
+        self.remakes = [self._mask(buffers) for buffers in local.remakes]
+        self.feeds = [self._mask(buffers) for buffers in local.reads]
+        self.wanted_late = self._mask(self.read_late)
+        self.left = self._mask(self.leaving)
+        self._known: dict[int, float] = {}
+
+    def _mask(self, buffers: Iterable[int]) -> int:
+        """The set of those of some buffers that the forward makes."""
+        found = 0
+        for buffer in buffers:
+            found |= self.bit.get(buffer, 0)
+        return found
 
     def shape(self) -> Shape:
         local = self.local
-        options = [self._option(kept | self.leaving) for kept in self._choices()]
+        options = [self._option(kept | self.left) for kept in self._choices()]
         held = self._forward_bytes(self.leaving)
         dying = [buffer for buffer in range(local.own, len(local.sizes)) if local.spans[buffer] > 0]
         input_bytes = sum(local.sizes[buffer] for buffer in dying)
@@ -141,8 +161,8 @@ class _Analysis:
         grown -= sum(local.sizes[buffer] for buffer in gone) + local.released
         return Shape(
             tuple(options),
-            self._option(frozenset()),
-            self._option(self.leaving),
+            self._option(0),
+            self._option(self.left),
             sum(local.seconds[: local.forward]),
             local.forward,
             input_bytes + held - freed,
@@ -153,37 +173,34 @@ class _Analysis:
 
     # -- what is run
 
-    def _needed(self, wanted: Iterable[int], at_hand: frozenset[int] | set[int]) -> list[int]:
+    def _needed(self, wanted: int, at_hand: int) -> list[int]:
         """The operators that make the wanted buffers from those at hand, in order."""
-        found: set[int] = set()
-        stack = [self.maker[buffer] for buffer in wanted if buffer not in at_hand]
-        while stack:
-            index = stack.pop()
-            if index in found:
-                continue
-            found.add(index)
-            for buffer in self.local.reads[index]:
-                if self.is_forward[buffer] and buffer not in at_hand:
-                    stack.append(self.maker[buffer])
-        return sorted(found)
+        maker, makes, feeds = self.maker_of_bit, self.makes, self.feeds
+        found = []
+        missing = wanted & ~at_hand
+        while missing:
+            index = maker[missing.bit_length() - 1]
+            found.append(index)
+            missing = missing & ~makes[index] | feeds[index] & ~at_hand
+        found.reverse()
+        return found
 
-    def _backward(self, at_hand: frozenset[int]) -> list[int]:
+    def _backward(self, at_hand: int) -> list[int]:
         """The backward's operators, each behind those that make what it misses."""
-        have = set(at_hand)
         order = []
         for index in range(self.local.forward, self.count):
-            reads = [buffer for buffer in self.local.reads[index] if self.is_forward[buffer]]
-            for each in self._needed(reads, have):
+            for each in self._needed(self.feeds[index], at_hand):
                 order.append(each)
-                have.update(self.local.remakes[each])
+                at_hand |= self.remakes[each]
             order.append(index)
         return order
 
-    def _option(self, at_hand: frozenset[int]) -> Option:
+    def _option(self, kept: int) -> Option:
         """The option to hold certain buffers between forward and backward."""
         local = self.local
-        again = tuple(self._needed(sorted(at_hand), frozenset()))
-        backward = tuple(self._backward(at_hand))
+        at_hand = [buffer for buffer in sorted(self.bit) if self.bit[buffer] & kept]
+        again = tuple(self._needed(kept, 0))
+        backward = tuple(self._backward(kept))
         late = sum(local.seconds[local.forward :])
         gone = [b for b in range(local.own, len(local.sizes)) if local.spans[b] == 0]
         outlive = [b for b in range(local.own) if not self.is_forward[b] and local.spans[b]]
@@ -191,7 +208,7 @@ class _Analysis:
         return Option(
             sum(local.sizes[buffer] for buffer in at_hand),
             self._forward_bytes(at_hand),
-            self._peak(backward, [*sorted(at_hand), *gone], outlive) - credit,
+            self._peak(backward, [*at_hand, *gone], outlive) - credit,
             sum(self.weighted[index] for index in again),
             late + sum(self.weighted[index] for index in backward if index < local.forward),
             again,
@@ -211,36 +228,33 @@ class _Analysis:
             at_hand: Buffers that are there before; each is freed behind its last read.
             kept: Buffers that are there afterwards.
         """
-        local = self.local
-        latest: dict[int, int] = {}
-        lives: list[tuple[int, int, int]] = []  # buffer, birth, death
-        deaths: list[int] = []
-
-        def bear(buffer: int, step: int) -> None:
-            latest[buffer] = len(lives)
-            lives.append((buffer, step, step))
-            deaths.append(step)
-
-        for buffer in at_hand:
-            bear(buffer, -1)
+        local, sizes = self.local, self.local.sizes
+        latest = dict.fromkeys(at_hand, -1)  # the life of each buffer: the step at which it begins
+        ends = dict.fromkeys(latest, -1)  # of these lives
+        change = [0] * (len(order) + 2)
         has_run = set()
         is_backward = bool(order) and order[-1] >= local.forward
+
+        def end(buffer: int) -> None:
+            if ends[buffer] >= 0:
+                change[max(latest[buffer], 0)] += sizes[buffer]
+                change[ends[buffer] + 1] -= sizes[buffer]
+
         for step, index in enumerate(order):
             for buffer in local.reads[index]:
                 if buffer in latest:
-                    deaths[latest[buffer]] = step
+                    ends[buffer] = step
             again = index < local.forward and (is_backward or index in has_run)
             for buffer in local.remakes[index] if again else local.makes[index]:
-                bear(buffer, step)
+                if buffer in latest:
+                    end(buffer)
+                latest[buffer] = ends[buffer] = step
             has_run.add(index)
         for buffer in kept:
             if buffer in latest:
-                deaths[latest[buffer]] = len(order)
-        change = [0] * (len(order) + 2)
-        for (buffer, birth, _), death in zip(lives, deaths, strict=True):
-            if death >= 0:
-                change[max(birth, 0)] += local.sizes[buffer]
-                change[death + 1] -= local.sizes[buffer]
+                ends[buffer] = len(order)
+        for buffer in latest:
+            end(buffer)
         highest = live = 0
         for step, index in enumerate(order):
             live += change[step]
@@ -249,71 +263,78 @@ class _Analysis:
 
     # -- what is kept
 
-    def _choices(self) -> list[frozenset[int]]:
+    def _choices(self) -> list[int]:
         """What may be kept: nothing, then more and more by seconds saved per byte, from below and above.
 
         Of choices that no other beats in bytes and seconds some, evenly chosen if there are many.
         """
         local = self.local
-        banned = {b for i in range(local.forward) if local.must_repeat[i] for b in local.makes[i]}
+        banned = self._mask(b for i in range(local.forward) if local.must_repeat[i] for b in local.makes[i])
         useful = [
             buffer
-            for index in self._needed(self.read_late, self.leaving)
+            for index in self._needed(self.wanted_late, self.left)
             for buffer in local.remakes[index]
-            if buffer not in banned and buffer not in self.leaving
+            if not self.bit[buffer] & (banned | self.left)
         ]
-        free = frozenset(buffer for buffer in useful if local.sizes[buffer] == 0)
+        free = self._mask(buffer for buffer in useful if local.sizes[buffer] == 0)
         weighed = [buffer for buffer in useful if local.sizes[buffer]]
         found = {free: self._recomputation(free)}
         found |= self._grow(free, weighed)
         found |= self._shrink(free, weighed)
-        best = pareto(found, lambda kept: (sum(local.sizes[each] for each in kept), found[kept]))
+        taken = {kept: sum(local.sizes[each] for each in self._of(kept, weighed)) for kept in found}
+        best = pareto(found, lambda kept: (taken[kept], found[kept]))
         return _evenly(best[::-1])
 
-    def _recomputation(self, kept: frozenset[int] | set[int]) -> float:
-        """Weighted seconds of what is computed again."""
-        return sum(self.weighted[index] for index in self._needed(self.read_late, self.leaving | kept))
+    def _of(self, kept: int, weighed: Iterable[int]) -> list[int]:
+        """Those of some buffers that are kept."""
+        return [buffer for buffer in weighed if self.bit[buffer] & kept]
 
-    def _grow(self, free: frozenset[int], weighed: Iterable[int]) -> dict[frozenset[int], float]:
+    def _recomputation(self, kept: int) -> float:
+        """Weighted seconds of what is computed again."""
+        found = self._known.get(kept)
+        if found is None:
+            again = self._needed(self.wanted_late, self.left | kept)
+            found = self._known[kept] = sum(map(self.weighted.__getitem__, again))
+        return found
+
+    def _grow(self, free: int, weighed: Iterable[int]) -> dict[int, float]:
         """From nothing on, keep what saves most per byte, without what saves nothing any more."""
-        kept = set(free)
-        now = self._recomputation(kept)
-        grown: list[frozenset[int]] = []
+        kept, now = free, self._recomputation(free)
+        grown: list[int] = []
 
         def worth(buffer: int) -> float:
-            return (self._recomputation(kept | {buffer}) - now) / self.local.sizes[buffer]
+            return (self._recomputation(kept | self.bit[buffer]) - now) / self.local.sizes[buffer]
 
         for buffer in _lazily(weighed, worth):
             if worth(buffer) >= 0:
                 break
-            kept.add(buffer)
+            kept |= self.bit[buffer]
             now = self._recomputation(kept)
-            grown.append(frozenset(kept))
-        lean = [self._without_useless(each, free) for each in _evenly(grown)]
+            grown.append(kept)
+        lean = [self._without_useless(each, weighed) for each in _evenly(grown)]
         return {each: self._recomputation(each) for each in lean}
 
-    def _without_useless(self, kept: frozenset[int], free: frozenset[int]) -> frozenset[int]:
+    def _without_useless(self, kept: int, weighed: Iterable[int]) -> int:
         """What is kept, without what saves nothing."""
         now = self._recomputation(kept)
-        lean = set(kept)
-        for buffer in sorted(kept - free):
-            if self._recomputation(lean - {buffer}) <= now:
-                lean.discard(buffer)
-        return frozenset(lean)
+        for buffer in sorted(self._of(kept, weighed)):
+            if self._recomputation(kept & ~self.bit[buffer]) <= now:
+                kept &= ~self.bit[buffer]
+        return kept
 
-    def _shrink(self, free: frozenset[int], weighed: Iterable[int]) -> dict[frozenset[int], float]:
+    def _shrink(self, free: int, weighed: Iterable[int]) -> dict[int, float]:
         """From everything that the backward reads on, drop what costs least per byte."""
-        kept = set(self._without_useless(frozenset((*free, *weighed)), free))
+        kept = self._without_useless(free | self._mask(weighed), weighed)
         now = self._recomputation(kept)
-        found = {frozenset(kept): now}
+        found = {kept: now}
 
         def loss(buffer: int) -> float:
-            return (self._recomputation(kept - {buffer}) - now) / self.local.sizes[buffer]
+            return (self._recomputation(kept & ~self.bit[buffer]) - now) / self.local.sizes[buffer]
 
-        for buffer in _lazily(sorted(kept - free), loss):
-            kept.discard(buffer)
+        for buffer in _lazily(sorted(self._of(kept, weighed)), loss):
+            kept &= ~self.bit[buffer]
             now = self._recomputation(kept)
-            found[frozenset(kept)] = now
+            found[kept] = now
         return found
 
 
@@ -331,7 +352,7 @@ def _lazily(buffers: Iterable[int], price: Callable[[int], float]) -> Iterator[i
             heapq.heapreplace(heap, now)
 
 
-def _evenly(choices: list[frozenset[int]]) -> list[frozenset[int]]:
+def _evenly(choices: list[int]) -> list[int]:
     """At most ``MAX_OPTIONS`` of the choices, the first and the last among them."""
     if len(choices) <= MAX_OPTIONS:
         return choices

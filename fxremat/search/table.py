@@ -42,21 +42,22 @@ class Intervals:
     """Numbers for sequences of shapes: equal sequences have one number. To be asked by growing length."""
 
     def __init__(self, kinds: Sequence[int]) -> None:
-        self.kinds = kinds
-        self.ids = [0] * len(kinds)  # of the sequences of the length before, by their first block
+        self.kinds = np.array(kinds, dtype=np.int64)
+        self.base = max(kinds, default=0) + 1
+        self.ids = np.zeros(len(kinds), dtype=np.int64)  # of the sequences of the length before
         self.known = 0
 
     def distinct(self, length: int) -> dict[int, int]:
         """For each number of a sequence of a length, the first block where it stands."""
-        names: dict[tuple[int, int], int] = {}
-        found: dict[int, int] = {}
-        for first in range(len(self.kinds) - length + 1):
-            name = (self.ids[first], self.kinds[first + length - 1])
-            number = names.setdefault(name, self.known + len(names))
-            self.ids[first] = number
-            found.setdefault(number, first)
-        self.known += len(names)
-        return found
+        rows = len(self.kinds) - length + 1
+        names = self.ids[:rows] * self.base + self.kinds[length - 1 :]
+        _, firsts, numbers = np.unique(names, return_index=True, return_inverse=True)
+        order = np.argsort(firsts)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(self.known, self.known + len(order))
+        self.ids = rank[numbers]
+        self.known += len(order)
+        return dict(zip(range(self.known - len(order), self.known), firsts[order].tolist(), strict=True))
 
 
 class Table:
@@ -70,6 +71,7 @@ class Table:
         self.count = len(blocks.kinds)
         self.shapes = [blocks.shapes[kind] for kind in blocks.kinds]
         self.grown = np.concatenate([[0], np.cumsum([shape.grown_bytes for shape in self.shapes])])
+        self.grown_before: list[int] = self.grown.tolist()
         self.first_seconds = np.concatenate([[0.0], np.cumsum([shape.seconds for shape in self.shapes])])
         again = [shape.advance.again_seconds for shape in self.shapes]
         self.again_seconds = np.concatenate([[0.0], np.cumsum(again)])
@@ -107,7 +109,7 @@ class Table:
         for length in range(1, self.count + 1):
             distinct = intervals.distinct(length)
             rows = np.arange(self.count - length + 1)
-            self.ids[rows, rows + length - 1] = intervals.ids[: len(rows)]
+            self.ids[rows, rows + length - 1] = intervals.ids
             if intervals.known > len(self.table):
                 self._enlarge(2 * intervals.known)
             for number, first in distinct.items():
@@ -132,13 +134,13 @@ class Table:
             need, change, seconds = self._option(s, t, option)
             if need > self.slots:
                 continue
-            total = np.full(self.slots + 1 - need, float(seconds))
+            total: Seconds | float = seconds
             if s < t:
                 start = self.slots + 1 + min(change, self.slots + 1)
-                total += self.wide[self.ids[s + 1, t], start + need : start + self.slots + 1]
+                total = self.wide[self.ids[s + 1, t], start + need : start + self.slots + 1] + seconds
             better = total <= best[need:]
-            best[need:][better] = total[better]
-            choice[need:][better] = -1 - number
+            np.copyto(best[need:], total, where=better)
+            np.copyto(choice[need:], -1 - number, where=better)
         return best, choice
 
     def _options(self, s: int, t: int) -> tuple[Option, ...]:
@@ -150,8 +152,8 @@ class Table:
         """The least size that an option needs, what it adds to the size behind it, and its own seconds."""
         shape = self.shapes[s]
         kept = option.kept_bytes if s < t else 0
-        change = int(shape.grown_bytes) - kept
-        grown = int(self.grown[t + 1] - self.grown[s])
+        change = shape.grown_bytes - kept
+        grown = self.grown_before[t + 1] - self.grown_before[s]
         need = max(0, -grown, -change, option.backward_bytes - shape.grown_bytes)
         forward_seconds = 0.0
         if option is not shape.alone:
@@ -164,7 +166,7 @@ class Table:
         slots, ahead = self.slots, slice(s + 1, t + 1)
         change = np.rint((self.grown[ahead] - self.grown[s] - self.added[s, ahead]) / self.unit)
         start = self.ids[ahead, t] * (3 * (slots + 1)) + slots + 1
-        start += np.clip(change, -slots - 1, slots + 1).astype(np.int64)
+        start += np.minimum(np.maximum(change, -slots - 1), slots + 1).astype(np.int64)
         total = self.wide.ravel().take(start[:, None] + self.size)
         total += self.table.take(self.ids[s, s:t], axis=0)
         need = np.rint((self.forward[s, ahead] - (self.grown[t + 1] - self.grown[s])) / self.unit)
