@@ -20,7 +20,7 @@ from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
 from fxremat.driver import cache, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
-from fxremat.driver.options import Options
+from fxremat.driver.options import Options, is_size
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.driver.writes import guarded
@@ -66,7 +66,7 @@ def fxremat_backend(
     if not runner.variants:  # nothing to plan
         journal.add(first.compilation)
         return first.compiled
-    found = AnySizes(origin, runner) if origin.symbols else runner
+    found = AnySizes(origin, runner) if origin.symbols and is_size(parsed.budget) else runner
     journal.add(found)
     return found
 

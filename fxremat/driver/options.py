@@ -200,6 +200,15 @@ _READERS: dict[str, Callable[[object], Any]] = {
 OWN = tuple(_READERS)
 
 
+def is_size(budget: Budget) -> bool:
+    """Whether a budget is a number of bytes, whatever the graph.
+
+    >>> [is_size(budget) for budget in (None, "min", 0.5, 100, "8GiB")]
+    [False, False, False, True, True]
+    """
+    return budget is not None and budget != "min" and not isinstance(budget, float)
+
+
 def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:
     """The budget in bytes; None for None and ``"min"``, which are not numbers of bytes.
 

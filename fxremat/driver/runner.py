@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, fx
 
 from fxremat._torch import autograd, compilers, graphs
-from fxremat.driver import policy
+from fxremat.driver import frames, policy
 from fxremat.driver.compilation import Compilation
-from fxremat.driver.options import Options, resolve_budget
+from fxremat.driver.options import Options, is_size, resolve_budget
 from fxremat.driver.policy import Asked, Asking, Cautious, Given, Policy, WithinBudget
 from fxremat.driver.report import Report
 from fxremat.driver.step import Episode, Run, steps
@@ -79,6 +79,7 @@ class Runner:
         self._compile = compile_
         self._origin = origin
         self._prospects: Prospects
+        self._is_alone = False
         self._problem: Problem | None = None
 
     def compile_first(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Variant:
@@ -91,8 +92,10 @@ class Runner:
         Raises:
             InfeasibleBudgetError: No plan of it fits what is left of the budget.
         """
+        first = self._first_policy()
+        self._is_alone = isinstance(first, WithinBudget)
         with steps.paused(), graphs.at_sizes(self.sizes):
-            variant = self._variant(module, inputs, self._first_policy())
+            variant = self._variant(module, inputs, first)
         prospects = variant.compilation.prospects
         if prospects is not None:
             self._prospects = prospects
@@ -103,13 +106,12 @@ class Runner:
         return variant
 
     def _first_policy(self) -> Policy:
-        """Whether the graph may be all of its step, or should take little from others."""
+        """Whether the graph may be all of its step but for the loss, or should take little from others."""
         budget, planner = self.options.budget, self.options.planner
-        if not steps.waiting and any(map(_is_loss, self._origin.outputs)):
+        if not steps.waiting and not frames.is_inside_of_module():
             return WithinBudget(budget, planner)
-        is_size = not isinstance(budget, float) and budget != "min"
         held = sum(run.plan.held_bytes for run in steps.waiting)
-        room = resolve_budget(budget, 0) if is_size else None
+        room = resolve_budget(budget, 0) if is_size(budget) else None
         return Cautious(planner, None if room is None else max(0, room - held))
 
     def _variant(self, module: fx.GraphModule, inputs: Sequence[Any], policy: Policy) -> Variant:
@@ -128,6 +130,11 @@ class Runner:
     def first_plan(self) -> Candidate:
         """The plan that it was compiled with first."""
         return self._prospects.plan
+
+    @property
+    def own_plan(self) -> Candidate | None:
+        """The plan that it has for itself; None if it was compiled as a part of a step."""
+        return self.first_plan if self._is_alone else None
 
     @property
     def baseline(self) -> Candidate:
@@ -201,8 +208,10 @@ class Runner:
 
     @property
     def reports(self) -> list[Report]:
-        """The reports of its compiled plans."""
-        return [report for each in self.variants.values() for report in each.compilation.reports]
+        """The reports of its compiled plans that steps run with."""
+        in_use = {plan.schedule for plan in steps.plans_of(self)} & self.variants.keys()
+        used = [variant for schedule, variant in self.variants.items() if schedule in in_use or not in_use]
+        return [report for each in used for report in each.compilation.reports]
 
     @property
     def fallbacks(self) -> list[str]:
@@ -303,11 +312,6 @@ def _bytes(tensors: Sequence[Tensor | None]) -> int:
     """Bytes of the memory of tensors, each once."""
     found = [each.untyped_storage() for each in tensors if each is not None]
     return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
-
-
-def _is_loss(value: object) -> bool:
-    """Whether a backward may begin with an output, as far as can be seen from it."""
-    return isinstance(value, Tensor) and value.requires_grad and value.dim() == 0
 
 
 def _device(origin: compilers.Origin) -> torch.device:

@@ -16,9 +16,10 @@ import torch
 
 from fxremat.driver.options import Budget, Options, resolve_budget
 from fxremat.episode.settle import settle
-from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes
+from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 
+SLACK_BYTES = 512  # that a step may take beyond its budget, to which CUDA's allocator rounds every block
 OTHERS = -1  # the number of the first graph whose plan stays as it is; that of the next is one less
 
 
@@ -33,6 +34,10 @@ class Graph(Protocol):
     @property
     def first_plan(self) -> Candidate:
         """The plan that it was compiled with first."""
+
+    @property
+    def own_plan(self) -> Candidate | None:
+        """The plan that it has for itself; None if it was compiled as a part of a step."""
 
     @property
     def cautious_plan(self) -> Candidate:
@@ -73,11 +78,14 @@ class Settled:
     lower_bound_seconds: float
 
 
-def settled(graphs: Sequence[Graph], trace: Trace, excess: float = 1.0) -> Settled:
+def settled(
+    graphs: Sequence[Graph], plans: Sequence[Candidate], trace: Trace, excess: float = 1.0
+) -> Settled:
     """The plans of the calls of a step.
 
     Args:
         graphs: What each call runs.
+        plans: And with which plan up to now.
         trace: The step.
         excess: How many times more than predicted was measured.
 
@@ -88,9 +96,29 @@ def settled(graphs: Sequence[Graph], trace: Trace, excess: float = 1.0) -> Settl
     baseline_bytes = peak_bytes(trace, baselines)
     seconds = sum(each.seconds for each in baselines)
     found = Settled(baselines, None, None, baseline_bytes, seconds, baseline_bytes, seconds)
+    if len(graphs) == 1 and _serves(graphs[0], plans[0], trace, baseline_bytes, excess):
+        (graph,) = graphs
+        size = resolve_budget(graph.options.budget, baseline_bytes)
+        lowest = peak_bytes(trace, plans)
+        least = plans[0].seconds
+        return Settled(tuple(plans), graph.options.budget, size, baseline_bytes, seconds, lowest, least)
     for budget in _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes):
         found = _within(budget, graphs, trace, found, excess)
     return found
+
+
+def _serves(graph: Graph, plan: Candidate, trace: Trace, baseline_bytes: int, excess: float) -> bool:
+    """Whether the plan that a graph has for itself is as good for its step, where nothing else runs."""
+    if plan != graph.own_plan:
+        return False
+    budget_bytes = resolve_budget(graph.options.budget, baseline_bytes)
+    if budget_bytes is not None:
+        return excess * peak_bytes(trace, [plan]) <= budget_bytes + SLACK_BYTES
+    moments = timeline(trace, [plan])  # its peak can't be lower; and that of the step, if it is at no other
+    return all(
+        each.peak_bytes <= SLACK_BYTES + max(m.peak_bytes for m in moments if m.call is not None)
+        for each in moments
+    )
 
 
 def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
@@ -104,7 +132,8 @@ def _within(budget: Budget, graphs: Sequence[Graph], trace: Trace, before: Settl
     own = [graph for graph in graphs if graph.options.budget == budget]
     budget_bytes = allowed = resolve_budget(budget, before.baseline_peak_bytes)
     if allowed is not None:
-        allowed = int(allowed * min(1 / excess, 1 - max(graph.margin for graph in own)))
+        exact = min(1 / excess, 1 - max(graph.margin for graph in own))
+        allowed = int(allowed * exact) + SLACK_BYTES
     choices = {each.number: each.candidates(allowed if len(graphs) == 1 else None) for each in own}
     calls = []
     for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):

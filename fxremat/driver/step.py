@@ -239,7 +239,7 @@ class Episode:
     def learn(self) -> None:
         """End the recording, and keep what it says."""
         parts = self._end_recording()
-        if not parts:
+        if not self.runs:
             return
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
@@ -374,9 +374,20 @@ class Steps(threading.local):
             return
         family.is_pending = False
         calls = family.calls()
-        family.settled = settled([each.graph for each in calls], family.trace(), family.excess())
+        graphs = [each.graph for each in calls]
+        family.settled = settled(graphs, _plans(calls), family.trace(), family.excess())
         for known, plan in zip(calls, family.settled.plans, strict=True):
             known.plan = plan
+
+    def plans_of(self, graph: Graph) -> list[Candidate]:
+        """The plans that calls of a graph run."""
+        waiting = [family.first for family in self.families.values()]
+        found = []
+        while waiting:
+            known = waiting.pop()
+            waiting += known.next.values()
+            found += [known.plan] if known.graph is graph else []
+        return found
 
     def reports(self) -> tuple[StepReport, ...]:
         """A report for each episode that is known, with the plans that are settled."""
