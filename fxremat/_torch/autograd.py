@@ -5,7 +5,9 @@ See ``graphs.py`` for the other doors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "WeakStorage",
+    "accumulated",
+    "around_graphs",
     "backward_of",
     "clock",
     "count_of_writes",
@@ -46,6 +50,61 @@ def backward_of(values: Iterable[object], since: int) -> Node | None:
             return node
         waiting.extend(following for following, _ in node.next_functions)
     return None
+
+
+def accumulated(node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Those of a node's gradients that stay, as the gradients of leaves."""
+    pairs = zip(gradients, node.next_functions, strict=False)
+    stays = ((each, after) for each, (after, _) in pairs if each is not None and after is not None)
+    return [each for each, after in stays if hasattr(after, "variable")]
+
+
+def around_graphs(nodes: Iterable[Node | None], known: Container[int]) -> tuple[int, int]:
+    """What the eager part of autograd's graph holds, and the bytes of the largest gradient in it.
+
+    Args:
+        nodes: Where the graph is gone into, down to its leaves.
+        known: Storages, by ``_cdata``, that are counted elsewhere; so are parameters.
+    """
+    waiting = [node for node in nodes if node is not None]
+    seen = set(waiting)
+    saved: dict[int, int] = {}
+    widest = 0
+    while waiting:
+        node = waiting.pop()
+        following = [each for each, _ in node.next_functions if each is not None and each not in seen]
+        seen.update(following)
+        waiting += following
+        if isinstance(node, BackwardCFunction):
+            continue
+        for tensor in _saved_tensors(node):
+            storage = tensor.untyped_storage()
+            if not (tensor.is_leaf and tensor.requires_grad) and storage._cdata not in known:
+                saved[storage._cdata] = storage.nbytes()
+        widest = max([widest, *map(_gradient_bytes, getattr(node, "_input_metadata", ()))])
+    return sum(saved.values()), widest
+
+
+def _saved_tensors(node: Node) -> Iterable[Tensor]:
+    """What an eager node of autograd's holds; nothing any more where its backward has run."""
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:
+                return
+            several = value if isinstance(value, (list, tuple)) else [value]
+            yield from (
+                each
+                for each in several
+                if isinstance(each, Tensor) and not is_traceable_wrapper_subclass(each)
+            )
+
+
+def _gradient_bytes(metadata: Any) -> int:
+    """Bytes of a gradient that a node is given."""
+    shape: Any = getattr(metadata, "shape", ())
+    return math.prod(map(int, shape)) * int(metadata.dtype.itemsize)
 
 
 def has_saved_tensor_hooks() -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
@@ -107,7 +107,7 @@ def add_missing_implementation() -> None:
 
 # --- Backward passes --------------------------------------------------------------------------------
 
-_watchers: list[Callable[[], None]] = []
+_watchers: list[tuple[Callable[[Sequence[Any]], None], Callable[[], None]]] = []
 
 
 class _Passes:
@@ -117,27 +117,35 @@ class _Passes:
         self.before = before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        watchers = tuple(_watchers)
+        for begins, _ in watchers:
+            begins(args[0] if args and isinstance(args[0], Sequence) else ())
         try:
             return self.before(*args, **kwargs)
         finally:
-            for ended in tuple(_watchers):
+            for _, ended in watchers:
                 ended()
 
 
-def watching_passes(ended: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called behind each backward pass, in the thread that asked for it.
+def watching_passes(begins: Callable[[Sequence[Any]], None], ended: Callable[[], None]) -> Callable[[], None]:
+    """Have functions called before and behind each backward pass, in the thread that asks for it.
+
+    Args:
+        begins: Called with what the pass starts from: tensors, or edges of autograd's graph.
+        ended: Called behind it, whether it succeeded or not.
 
     Returns:
         What ends it; to be called once.
     """
+    watcher = (begins, ended)
     with _lock:
-        _watchers.append(ended)
+        _watchers.append(watcher)
         if not isinstance(torch.autograd._engine_run_backward, _Passes):
             torch.autograd._engine_run_backward = _Passes(torch.autograd._engine_run_backward)
 
     def end() -> None:
         with _lock:
-            _watchers.remove(ended)
+            _watchers.remove(watcher)
             passes = torch.autograd._engine_run_backward
             if not _watchers and isinstance(passes, _Passes):
                 torch.autograd._engine_run_backward = passes.before

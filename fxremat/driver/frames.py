@@ -26,7 +26,7 @@ def is_inside_of_module() -> bool:
     while frame is not None:
         code = frame.f_code
         is_forward = code.co_name == "forward" and not code.co_filename.startswith(_WRAPPERS)
-        if is_forward and isinstance(frame.f_locals.get("self"), nn.Module):
+        if is_forward and isinstance(frame.f_locals.get(next(iter(code.co_varnames), "")), nn.Module):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

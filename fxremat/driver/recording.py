@@ -3,7 +3,8 @@
 A *part* goes from one mark to the next; of each is known by how much the live bytes changed in it, and how
 high they rose above those at its begin. On a CPU torch's allocator is watched through a profiler, on CUDA by
 its own counters. Where neither can be had, because a profiler of the user's is recording, a step is
-estimated from what its graphs say (``Estimate``): what the program allocates around them is missing then.
+estimated (``Estimate``) from what its graphs say and what autograd holds for the rest: its temporaries are
+missing then, but for two gradients as large as any.
 """
 
 from __future__ import annotations
@@ -100,10 +101,16 @@ class Estimate:
     def __init__(self, live_bytes: Callable[[], int]) -> None:
         self.live_bytes = live_bytes
         self._levels = [live_bytes()]
+        self._peaks: list[int] = [self._levels[0]]
+
+    def rises(self, size: int) -> None:
+        """So many bytes are live for a moment, besides what is known."""
+        self._peaks[-1] = max(self._peaks[-1], self.live_bytes() + size)
 
     def mark(self) -> None:
         """End a part and begin another."""
         self._levels.append(self.live_bytes())
+        self._peaks.append(self._levels[-1])
 
     def pause(self) -> None:
         """Leave out what follows."""
@@ -114,8 +121,8 @@ class Estimate:
     def stop(self) -> list[Part]:
         """End it; the parts."""
         self.mark()
-        changes = [after - before for before, after in itertools.pairwise(self._levels)]
-        return [Part(each, max(0, each)) for each in changes]
+        pairs = zip(itertools.pairwise(self._levels), self._peaks, strict=False)
+        return [Part(after - before, max(peak, after) - before) for (before, after), peak in pairs]
 
 
 def start(device: torch.device) -> Recording | None:

@@ -196,7 +196,7 @@ class Runner:
             with episode.paused(), self._origin.resumed(), graphs.at_sizes(self.sizes):
                 variant = self._variant(self._origin.module(), self._origin.inputs, Given(run.plan.schedule))
             self.variants[run.plan.schedule] = variant
-        episode.forward_begins(run)
+        episode.forward_begins(run, inputs)
         since = autograd.clock()
         outputs = variant.compiled(*inputs)
         flat = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
@@ -282,19 +282,21 @@ def _rounded_up(size: int) -> int:
 def _follow(episode: Episode, run: Run, node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Have autograd tell when it comes to the backward of a call, and when it has let go of it."""
     token = _Token()
+    of = weakref.ref(node)
     weakref.finalize(token, episode.dropped, run).atexit = False
 
     def begins(tangents: Sequence[Tensor | None], _token: object = token) -> None:
         if not torch.compiler.is_compiling():
-            episode.backward_begins(run, _bytes(tangents))
+            episode.backward_begins(run, of(), _bytes(tangents))
 
     node.register_prehook(begins)
     if episode.recording is None:
         return
 
     def ends(gradients: Sequence[Tensor | None], tangents: object) -> None:
-        if not torch.compiler.is_compiling():
-            episode.backward_ends(_bytes(gradients))
+        backward = of()
+        if backward is not None and not torch.compiler.is_compiling():
+            episode.backward_ends(_bytes(autograd.accumulated(backward, gradients)))
 
     node.register_hook(ends)
     for kind, tensors in (("inputs", inputs), ("outputs", outputs)):

@@ -21,12 +21,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from fxremat._torch import autograd
 from fxremat.driver import recording
@@ -34,6 +35,7 @@ from fxremat.driver.recording import Estimate, Part, Recording
 from fxremat.driver.settling import Graph, Settled, settled
 from fxremat.driver.step_report import CallReport, StepReport
 from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
+from fxremat.errors import InfeasibleBudgetError
 
 MAX_RECORDINGS = 24  # of the episodes of a family
 
@@ -60,12 +62,14 @@ class Shape:
     Attributes:
         calls: Its calls, in the order of their forwards.
         trace: Its model.
+        growth: How many times larger its inputs may be by what the plans are made for.
         measured_bytes: The highest live bytes; None where they could not be measured.
         plans: With which plans it was recorded the last time.
     """
 
     calls: tuple[Known, ...]
     trace: Trace
+    growth: float
     measured_bytes: int | None
     plans: tuple[Candidate, ...]
 
@@ -110,21 +114,27 @@ class Family:
                 found.append(shape.measured_bytes / predicted)
         return max(found)
 
-    def trace(self) -> Trace:
-        """Its episodes one after the other, as if they were one; a call that they share is one call."""
+    def trace(self, is_grown: bool) -> Trace:
+        """Its episodes one after the other, as if they were one; a call that they share is one call.
+
+        Args:
+            is_grown: Whether for inputs as large as plans are made for: outside bytes grow no faster.
+        """
         position = {call: index for index, call in enumerate(self.calls())}
         charges: list[dict[Place, int]] = [{} for _ in position]
         events: list[Event] = []
         after_bytes = 0
         for shape in self.shapes.values():
+            growth = shape.growth if is_grown else 1.0
             for index, event in enumerate(shape.trace.events):
-                between = max(event.between_bytes, 0 if index else after_bytes)
+                between = max(round(growth * event.between_bytes), 0 if index else after_bytes)
                 call = position[shape.calls[event.call]]
-                events.append(replace(event, call=call, between_bytes=between))
+                outside = round(growth * event.outside_bytes)
+                events.append(Event(call, event.is_backward, outside, between))
             for known, call_ in zip(shape.calls, shape.trace.calls, strict=True):
                 found = charges[position[known]]
                 found.update((place, max(size, found.get(place, 0))) for place, size in call_.charges.items())
-            after_bytes = shape.trace.after_bytes
+            after_bytes = round(growth * shape.trace.after_bytes)
         calls = tuple(Call(known.graph.number, found) for known, found in zip(position, charges, strict=True))
         return Trace(calls, tuple(events), after_bytes)
 
@@ -168,8 +178,8 @@ class Episode:
         self.waiting: dict[Run, bool] = {}  # and whether a backward has run since its forward
         self.events: list[tuple[int, bool]] = []
         self.ran: list[bool] = []  # for each part of the recording, whether a call ran in it
-        self.gradient_bytes = self.tangent_bytes = 0
-        self.is_measured = False
+        self.gradient_bytes = self.tangent_bytes = self.around_bytes = self.result_bytes = 0
+        self.is_measured = self.is_paused = False
         self.recording: Recording | None = None
         self._end_watch: Callable[[], None] | None = None
         if is_recorded:
@@ -177,13 +187,14 @@ class Episode:
             found = recording.start(device)
             self.is_measured = found is not None
             self.recording = Estimate(self._estimated_bytes) if found is None else found
-            self._end_watch = recording.watching_passes(self._pass_ended)
+            self._end_watch = recording.watching_passes(self._pass_begins, self._pass_ended)
 
     # -- what happens
 
-    def forward_begins(self, run: Run) -> None:
+    def forward_begins(self, run: Run, inputs: Sequence[Any]) -> None:
         """A call is made."""
         self.runs.append(run)
+        self._go_into(each.grad_fn for each in inputs if isinstance(each, Tensor))
         self.events.append((run.position, False))
         self._mark(begins=True)
 
@@ -193,18 +204,20 @@ class Episode:
             self.waiting[run] = False
         self._mark(begins=False)
 
-    def backward_begins(self, run: Run, tangent_bytes: int) -> None:
+    def backward_begins(self, run: Run, node: Node | None, tangent_bytes: int) -> None:
         """Autograd has come to it."""
-        if self.waiting.pop(run, None) is None:
+        if run not in self.waiting:
             return  # a second time, of a graph that was retained
-        for each in self.waiting:
-            self.waiting[each] = True
         self.events.append((run.position, True))
         if self.recording is not None:
             gone = {place: size for place, (storage, size) in run.storages.items() if storage.expired()}
             run.charges = {place: size for place, size in gone.items() if place not in run.plan.holds}
             self.tangent_bytes = tangent_bytes
+            self._go_into([node])
             self._mark(begins=True)
+        del self.waiting[run]
+        for each in self.waiting:
+            self.waiting[each] = True
 
     def backward_ends(self, gradient_bytes: int) -> None:
         """Its gradients are there."""
@@ -225,16 +238,41 @@ class Episode:
                 self.recording.mark()
             self.ran.append(begins)
 
+    def _pass_begins(self, roots: Sequence[Any]) -> None:
+        widest = self._go_into(each.grad_fn for each in roots if isinstance(each, Tensor))
+        if isinstance(self.recording, Estimate) and not self.is_paused:
+            self.result_bytes = widest  # what the loss is computed from: a variable of the program holds it
+            self.recording.rises(2 * widest)
+
+    def _go_into(self, nodes: Iterable[Node | None]) -> int:
+        """See what autograd holds for the program around the graphs; the bytes of its largest gradient."""
+        if self.is_paused or not isinstance(self.recording, Estimate):
+            return 0
+        known = {storage.cdata for run in self.runs for storage, _ in run.storages.values()}
+        self.around_bytes, widest = autograd.around_graphs(nodes, known)
+        return widest
+
     def _pass_ended(self) -> None:
         has_run = any(is_backward for _, is_backward in self.events)
-        if has_run and not self.waiting and self.recording is not None:
+        if has_run and not self.waiting and not self.is_paused and self.recording is not None:
             self.learn()
 
     # -- what is learnt
 
-    def paused(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
         """Leave out of the recording what is done inside, such as compiling."""
-        return contextlib.nullcontext() if self.recording is None else _paused(self.recording)
+        recorded = self.recording
+        if recorded is None or self.is_paused:
+            yield
+            return
+        recorded.pause()
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+            recorded.resume()
 
     def learn(self) -> None:
         """End the recording, and keep what it says."""
@@ -246,7 +284,8 @@ class Episode:
         signature = tuple((calls[position], is_backward) for position, is_backward in self.events)
         before = self.family.shapes.get(signature)
         plans = tuple(run.plan for run in self.runs)
-        shape = Shape(calls, trace, measured if self.is_measured else None, plans)
+        growth = max(run.growth for run in self.runs)
+        shape = Shape(calls, trace, growth, measured if self.is_measured else None, plans)
         if before is None or self.is_measured:
             self.family.shapes[signature] = shape
             self.family.is_pending = True
@@ -266,15 +305,13 @@ class Episode:
         events = []
         live = highest = between = self.base_bytes
         left = iter(self.events)
-        growth = max(run.growth for run in self.runs)  # and what is outside grows no faster
         for ran, part in itertools.zip_longest(self.ran, parts, fillvalue=False):
             assert isinstance(part, Part)
             highest = max(highest, live + part.peak_bytes)
             held = sum(waiting.values())
             if ran:
                 position, is_backward = next(left)
-                outside = (round(growth * size) for size in (live - held, between))
-                events.append(Event(position, is_backward, *outside))
+                events.append(Event(position, is_backward, live - held, between))
                 waiting.pop(position, None)
                 if not is_backward:
                     waiting[position] = self.runs[position].plan.held_bytes
@@ -283,7 +320,7 @@ class Episode:
                 between = max(between, live + part.peak_bytes - held)
             live += part.change_bytes
         calls = tuple(Call(run.known.graph.number, run.charges) for run in self.runs)
-        return Trace(calls, tuple(events), round(growth * between)), highest
+        return Trace(calls, tuple(events), between), highest
 
     def _estimated_bytes(self) -> int:
         """What is live as far as the graphs say."""
@@ -294,16 +331,8 @@ class Episode:
             if place[0] == "outputs" and not storage.expired()
         }
         held = sum(run.plan.held_bytes for run in self.waiting)
-        return held + sum(outputs.values()) + self.gradient_bytes + self.tangent_bytes
-
-
-@contextlib.contextmanager
-def _paused(recorded: Recording) -> Iterator[None]:
-    recorded.pause()
-    try:
-        yield
-    finally:
-        recorded.resume()
+        own = held + sum(outputs.values())
+        return own + self.gradient_bytes + self.tangent_bytes + self.around_bytes + self.result_bytes
 
 
 class Steps(threading.local):
@@ -375,7 +404,11 @@ class Steps(threading.local):
         family.is_pending = False
         calls = family.calls()
         graphs = [each.graph for each in calls]
-        family.settled = settled(graphs, _plans(calls), family.trace(), family.excess())
+        plans, excess = _plans(calls), family.excess()
+        try:
+            family.settled = settled(graphs, plans, family.trace(is_grown=True), excess)
+        except InfeasibleBudgetError:
+            family.settled = settled(graphs, plans, family.trace(is_grown=False), excess)
         for known, plan in zip(calls, family.settled.plans, strict=True):
             known.plan = plan
 
