@@ -45,8 +45,8 @@ def fxremat_backend(
         inputs: Example inputs.
         mode: As for Inductor.
         options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
-            ``time_limit_seconds``, ``detect_writes``, ``mode`` (which ``torch.compile`` does not take beside
-            options) and any of Inductor's.
+            ``time_limit_seconds``, ``detect_writes``, ``scope``, ``mode`` (which ``torch.compile`` does not
+            take beside options) and any of Inductor's.
 
     Raises:
         InvalidOptionError: An option or its value is unknown.

@@ -51,10 +51,11 @@ class Report:
     """What fxremat did to one compiled graph.
 
     Attributes:
-        graph_name: Which graph; a model with graph breaks has several, each with its own budget.
+        graph_name: Which graph; a model with graph breaks has several.
         compiler: ``"inductor"`` or ``"eager"``.
         budget: The budget as it was given.
-        budget_bytes: The budget in bytes; None where it is no number.
+        budget_bytes: The budget in bytes; None where it is no number, and where the plan was chosen for a step of
+            several graphs.
         solution: The plan.
         baseline_peak_bytes: Predicted peak without fxremat.
         baseline_seconds: Predicted time without fxremat.
@@ -300,6 +301,8 @@ def _ratio(part: int, whole: int) -> str:
 def _budget(report: Report) -> str:
     if report.budget is None:
         return "none: the least time at no more memory than without fxremat"
+    if report.budget_bytes is None and report.budget != "min":
+        return f"{report.budget!r} for the step that the graph is a part of (fxremat.steps())"
     if report.budget_bytes is None:
         return "min: the least peak at hand"
     return f"{report.budget!r} = {mib(report.budget_bytes)} for this graph"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fxremat.driver.step_report import StepReport
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.graph.schedule import Schedule
+from fxremat.plots.step import plot_step
 
 UNIT = 100_000  # bytes, so that what is allowed for rounding does not count
 
@@ -86,7 +88,9 @@ def test_a_step_is_learnt_with_cautious_plans_and_then_settled() -> None:
     second = run_step(steps, [graph] * 4)
     assert second == run_step(steps, [graph] * 4) == run_step(steps, [graph] * 4)
     held = [each.held_bytes for each in second]
-    assert all(sum(held[:place]) + each.backward_bytes <= 30 * UNIT + 512 for place, each in enumerate(second))
+    assert all(
+        sum(held[:place]) + each.backward_bytes <= 30 * UNIT + 512 for place, each in enumerate(second)
+    )
     assert sum(each.seconds for each in second) < 4 * DROPS.seconds
     (report,) = steps.reports()
     assert report.peak_bytes <= 30 * UNIT < report.baseline_peak_bytes == 42 * UNIT
@@ -237,6 +241,17 @@ def test_a_report_tells_where_the_peak_is() -> None:
     assert sum(line.rstrip().endswith("peak") for line in report.table().splitlines()) >= 1
     assert "more rows" in report.table(limit=2)
     assert '"peak_bytes"' in report.to_json()
+
+
+def test_a_step_is_drawn(tmp_path: Path) -> None:
+    """As PNG and as SVG, with the line of its budget."""
+    pytest.importorskip("matplotlib")
+    steps = Steps()
+    run_step(steps, [Made(0, 30 * UNIT)] * 4)
+    (report,) = steps.reports()
+    bitmap, vector = plot_step(report, tmp_path / "step.png")
+    assert bitmap.stat().st_size > 1000
+    assert "<svg" in vector.read_text(encoding="utf-8")
 
 
 def test_tensors_that_are_given_to_the_first_graph_were_allocated_in_the_step() -> None:
