@@ -54,8 +54,8 @@ class Report:
         graph_name: Which graph; a model with graph breaks has several.
         compiler: ``"inductor"`` or ``"eager"``.
         budget: The budget as it was given.
-        budget_bytes: The budget in bytes; None where it is no number, and where the plan was chosen for a step of
-            several graphs.
+        budget_bytes: The budget in bytes; None where it is no number, and where the plan was chosen for a
+            step of several graphs.
         solution: The plan.
         baseline_peak_bytes: Predicted peak without fxremat.
         baseline_seconds: Predicted time without fxremat.

@@ -338,7 +338,7 @@ def train(
     save: Path | str = "",
 ) -> dict[str, Any]:
     """What a new process reports that trains two graphs with caches in a folder."""
-    options = {} if backend_name == "inductor" else {"budget": budget}
+    options = {} if backend_name == "inductor" else {"budget": budget, "scope": "graph"}
     text = json.dumps([backend_name, options, sizes, str(load), str(save)])
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
     for name in (

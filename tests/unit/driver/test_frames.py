@@ -22,7 +22,7 @@ class Holder(nn.Module):
         super().__init__()
         self.asks = Asks()
 
-    def forward(this, x: Tensor) -> Tensor:  # noqa: N805
+    def forward(this, x: Tensor) -> Tensor:
         """What is compiled is a block."""
         this.is_inside = is_inside_of_module()
         return x
