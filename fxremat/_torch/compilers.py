@@ -320,8 +320,9 @@ class Origin:
     @property
     def text(self) -> str:
         """What it computes and is given, but for where the inputs come from."""
-        values = [_described(each) for each in self.inputs]
-        return f"{self._module.code} {values}"
+        graphs = [each.graph for each in self._module.modules() if isinstance(each, fx.GraphModule)]
+        nodes = [(node.op, node.target, node.args, node.kwargs) for graph in graphs for node in graph.nodes]
+        return repr((nodes, [_described(each) for each in self.inputs]))
 
     @property
     def symbols(self) -> dict[int, Any]:
