@@ -10,23 +10,30 @@ See ``graphs.py`` for the other doors.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import register_bytecode_hook
+from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.pgo import get_code_state
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxremat._torch import partitioners
 
-__all__ = ["Rehearsal", "has_fakes", "outside_of_modes", "rehearsable", "undisturbed"]
+__all__ = ["Rehearsal", "outside_of_modes", "rehearsable", "undisturbed"]
 
 
 class Rehearsal(FakeTensorMode):
@@ -50,9 +57,13 @@ class Rehearsal(FakeTensorMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Run an operator on fake tensors, and count the storages that it makes."""
+        """Run an operator on fake tensors, and count the storages of its results.
+
+        What it is made of, where torch has no more than that for fake tensors, is not what runs.
+        """
         args, kwargs = pytree.tree_map_only(Tensor, self._stand_in, (args, dict(kwargs or {})))
-        results = super().dispatch(func, types, args, kwargs)
+        with self.uncounted():
+            results = super().dispatch(func, types, args, kwargs)
         if self._is_counting:
             self.count(results)
         return results
@@ -164,23 +175,40 @@ def _apart(value: Any) -> Any:
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
 
-def has_fakes(values: Sequence[object]) -> bool:
-    """Whether any is a fake tensor."""
-    return any(isinstance(each, FakeTensor) for each in values)
-
-
 def outside_of_modes() -> contextlib.AbstractContextManager[Any]:
     """Run as if no mode was in force."""
     return _disable_current_modes()
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave gradients, random generators and autocast's copies of weights as they were."""
-    leaves = [
-        each for each in gc.get_objects() if issubclass(type(each), Tensor) and not issubclass(type(each), FakeTensor)
-    ]
-    gradients = [(each, each.grad) for each in leaves if each.is_leaf and each.requires_grad]
+def undisturbed(refuse_optimizers: Callable[..., None]) -> Iterator[None]:
+    """Leave behind nothing of what runs inside: what programs have of gradients and random numbers, and torch.
+
+    Args:
+        refuse_optimizers: Called when an optimizer is about to step, whose state would be fake from then on.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_same_gradients())
+        stack.enter_context(_same_random_numbers())
+        stack.enter_context(_same_traces())
+        stack.callback(torch.clear_autocast_cache)
+        stack.callback(register_optimizer_step_pre_hook(refuse_optimizers).remove)
+        yield
+
+
+@contextlib.contextmanager
+def _same_gradients() -> Iterator[None]:
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    gradients = [(each, each.grad) for each in tensors if each.is_leaf and each.requires_grad]
+    try:
+        yield
+    finally:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
     python, numpy = random.getstate(), sys.modules.get("numpy")
     numbers = None if numpy is None else numpy.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -191,6 +219,29 @@ def undisturbed() -> Iterator[None]:
         random.setstate(python)
         if numpy is not None:
             numpy.random.set_state(numbers)
-        torch.clear_autocast_cache()
-        for leaf, gradient in gradients:
-            leaf.grad = gradient
+
+
+@contextlib.contextmanager
+def _same_traces() -> Iterator[None]:
+    """Have Dynamo forget what it traces inside, and the sizes that it met."""
+    traced: list[tuple[CodeType, CodeType]] = []
+    sizes = get_code_state()
+    sizes_before = copy.deepcopy(sizes)
+    hook = register_bytecode_hook(lambda code, compiled: traced.append((code, compiled)))
+    try:
+        yield
+    finally:
+        hook.remove()
+        sizes.clear()
+        sizes.update(sizes_before)
+        for code, compiled in traced:
+            _forget(code, compiled)
+
+
+def _forget(code: CodeType, compiled: CodeType) -> None:
+    """Have Dynamo forget one of the traces of a function."""
+    for entry in _debug_get_cache_entry_list(code):
+        state = entry.guard_manager.extra_state
+        if entry.code is compiled and state is not None:
+            state.invalidate(entry, DeletedGuardManagerWrapper("it was traced on fake tensors"))
+            break

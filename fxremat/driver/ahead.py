@@ -4,17 +4,15 @@ A rehearsal runs the user's function under a mode in which nothing takes memory 
 traces the function's compiled parts as ever, but each graph is planned only. What is live around the graphs
 is counted, and the plans are settled, as after a step that ran (``step.py``).
 
-Dynamo's guards tell fake tensors from real ones. So a graph whose inputs were fake is traced again when the
-real step comes; it is known by its text, its inputs and its options (``known``), and goes on as the graph
+Dynamo's guards tell fake tensors from real ones. So it forgets what it traced, and traces each graph again
+when the real step comes; the graph is known by its text, its inputs and its options, and goes on as the one
 that was rehearsed. Of several that are alike each is taken once, in the order in which they came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from torch import fx
+import contextlib
+from collections.abc import Callable
 
 from fxremat._torch import fakes
 from fxremat._torch.compilers import Origin
@@ -24,9 +22,9 @@ from fxremat.driver.step import steps
 from fxremat.driver.step_report import StepReport
 from fxremat.errors import CaptureError, FxrematError, told
 
-__all__ = ["Later", "keep", "survey", "take"]
+__all__ = ["keep", "survey", "take"]
 
-_waiting: dict[str, list[Runner]] = {}  # graphs that were rehearsed on fake inputs
+_waiting: dict[str, list[Runner]] = {}  # graphs that were rehearsed and have not run, by what they are known by
 
 
 def survey(step: Callable[[], object]) -> tuple[StepReport, ...]:
@@ -56,22 +54,31 @@ def survey(step: Callable[[], object]) -> tuple[StepReport, ...]:
         >>> report.peak_bytes <= 1 << 20
         True
     """
-    with fakes.undisturbed(), fakes.Rehearsal() as rehearsal, steps.rehearsing(rehearsal) as begun:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fakes.undisturbed(_refuse_optimizers))
+        begun = stack.enter_context(steps.rehearsing(stack.enter_context(fakes.Rehearsal())))
         try:
             step()
         except FxrematError:
             raise
         except Exception as error:
             raise CaptureError(
-                f"the step does not run on fake tensors, which have sizes but no numbers: {told(error)}. Leave "
-                f"out of the function what reads numbers, such as item(), numpy() and print, or what is no "
-                f"part of forward, loss and backward; or train without a survey: the first step learns the same."
+                f"the step, run on fake tensors, which have sizes but no numbers, raised {told(error)}. Leave "
+                f"out of the function what reads numbers, such as item() and numpy(), and whatever is no part "
+                f"of forward, loss and backward; or do without a survey: the first step learns the same"
             ) from error
     if not begun:
         raise CaptureError(
             "the step ran no graph that shares a budget: compile its model with backend='fxremat' and a budget"
         )
     return steps.reports(begun.values())
+
+
+def _refuse_optimizers(*_args: object) -> None:
+    raise CaptureError(
+        "a survey runs on fake tensors, of which an optimizer would keep its state. Leave the optimizer's step "
+        "out of the function: what is learnt is forward, loss and backward"
+    )
 
 
 def keep(origin: Origin, options: Options, fingerprint: str, runner: Runner) -> None:
@@ -94,24 +101,3 @@ def take(origin: Origin, options: Options, fingerprint: str) -> Runner | None:
 def _known(origin: Origin, options: Options, fingerprint: str) -> str:
     """What a graph is known by."""
     return repr((origin.text, options, fingerprint))
-
-
-class Later:
-    """A graph that a rehearsal does not plan; compiled when it is first called for real."""
-
-    def __init__(
-        self, origin: Origin, compile_: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-    ) -> None:
-        self._origin = origin
-        self._compile = compile_
-        self._compiled: Callable[..., Any] | None = None
-        self._module = origin.module()
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Run it; in a rehearsal as it is written."""
-        if steps.rehearsal is not None:
-            return self._module(*inputs)
-        if self._compiled is None:
-            with steps.paused(), self._origin.resumed():
-                self._compiled = self._compile(self._origin.module(), self._origin.inputs)
-        return self._compiled(*inputs)

@@ -11,16 +11,14 @@ it holds more, a lower plan is compiled in its place.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
-from fxremat._torch import compilers, fakes
+from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
 from fxremat.driver import ahead, cache, journal
-from fxremat.driver.ahead import Later
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.options import Options, is_size
 from fxremat.driver.partitioner import Partitioner
@@ -59,8 +57,7 @@ def fxremat_backend(
     parsed = Options.parse(options, mode)
     fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
     if parsed.budget is None or parsed.scope == "graph":
-        alone = functools.partial(_compile_alone, options=parsed, fingerprint=fingerprint, name=name)
-        return alone(module, inputs) if steps.rehearsal is None else Later(Origin(module), alone)
+        return module if steps.rehearsal is not None else _compile_alone(module, inputs, parsed, fingerprint, name)
     origin = Origin(module)
     runner = ahead.take(origin, parsed, fingerprint)
     if runner is not None:
@@ -68,10 +65,8 @@ def fxremat_backend(
     runner = Runner(origin, parsed, fingerprint, name, _compile)
     if steps.rehearsal is not None:
         if not runner.look_ahead():
-            alone = functools.partial(_compile_alone, options=parsed, fingerprint=fingerprint, name=name)
-            return Later(origin, alone)
-        if fakes.has_fakes(inputs):
-            ahead.keep(origin, parsed, fingerprint, runner)
+            return module
+        ahead.keep(origin, parsed, fingerprint, runner)
     else:
         first = runner.compile_first(module, inputs)
         if not runner.variants:  # nothing to plan
