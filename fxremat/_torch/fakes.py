@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.guards import DeletedGuardManagerWrapper
@@ -182,7 +182,7 @@ def outside_of_modes() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def undisturbed(refuse_optimizers: Callable[..., None]) -> Iterator[None]:
-    """Leave behind nothing of what runs inside: what programs have of gradients and random numbers, and torch.
+    """Leave nothing of what runs inside: no gradients, no random numbers drawn, no traces of Dynamo's.
 
     Args:
         refuse_optimizers: Called when an optimizer is about to step, whose state would be fake from then on.
@@ -224,24 +224,32 @@ def _same_random_numbers() -> Iterator[None]:
 @contextlib.contextmanager
 def _same_traces() -> Iterator[None]:
     """Have Dynamo forget what it traces inside, and the sizes that it met."""
-    traced: list[tuple[CodeType, CodeType]] = []
+    traced: dict[CodeType, list[CodeType]] = {}
+
+    def note(code: CodeType, compiled: CodeType) -> None:
+        traced.setdefault(code, []).append(compiled)
+
     sizes = get_code_state()
     sizes_before = copy.deepcopy(sizes)
-    hook = register_bytecode_hook(lambda code, compiled: traced.append((code, compiled)))
+    hook = register_bytecode_hook(note)
     try:
         yield
     finally:
         hook.remove()
         sizes.clear()
         sizes.update(sizes_before)
-        for code, compiled in traced:
+        for code, compiled in traced.items():
             _forget(code, compiled)
 
 
-def _forget(code: CodeType, compiled: CodeType) -> None:
-    """Have Dynamo forget one of the traces of a function."""
-    for entry in _debug_get_cache_entry_list(code):
+def _forget(code: CodeType, compiled: Sequence[CodeType]) -> None:
+    """Have Dynamo forget traces of a function; where it has others, these still count against its limit."""
+    entries = _debug_get_cache_entry_list(code)
+    ours = [entry for entry in entries if any(entry.code is each for each in compiled)]
+    if len(ours) == len(entries):
+        reset_code(code)
+        return
+    for entry in ours:
         state = entry.guard_manager.extra_state
-        if entry.code is compiled and state is not None:
-            state.invalidate(entry, DeletedGuardManagerWrapper("it was traced on fake tensors"))
-            break
+        assert state is not None
+        state.invalidate(entry, DeletedGuardManagerWrapper("it was traced on fake tensors"))

@@ -24,7 +24,7 @@ from fxremat.errors import CaptureError, FxrematError, told
 
 __all__ = ["keep", "survey", "take"]
 
-_waiting: dict[str, list[Runner]] = {}  # graphs that were rehearsed and have not run, by what they are known by
+_waiting: dict[str, list[Runner]] = {}  # graphs that have not run yet, by what they are known by
 
 
 def survey(step: Callable[[], object]) -> tuple[StepReport, ...]:
@@ -63,21 +63,21 @@ def survey(step: Callable[[], object]) -> tuple[StepReport, ...]:
             raise
         except Exception as error:
             raise CaptureError(
-                f"the step, run on fake tensors, which have sizes but no numbers, raised {told(error)}. Leave "
-                f"out of the function what reads numbers, such as item() and numpy(), and whatever is no part "
-                f"of forward, loss and backward; or do without a survey: the first step learns the same"
+                f"the step was run on fake tensors, which have sizes but no numbers: {told(error)}. "
+                f"Leave out of the function what reads numbers, such as item() and numpy(), and what is no "
+                f"part of forward, loss and backward; or do without a survey: the first step learns the same"
             ) from error
     if not begun:
         raise CaptureError(
-            "the step ran no graph that shares a budget: compile its model with backend='fxremat' and a budget"
+            "the step ran no graph that shares a budget. Compile a model with backend='fxremat' and a budget"
         )
     return steps.reports(begun.values())
 
 
 def _refuse_optimizers(*_args: object) -> None:
     raise CaptureError(
-        "a survey runs on fake tensors, of which an optimizer would keep its state. Leave the optimizer's step "
-        "out of the function: what is learnt is forward, loss and backward"
+        "the step's optimizer would keep fake tensors as its state. Leave its step out of the function: "
+        "what is learnt is forward, loss and backward"
     )
 
 

@@ -57,7 +57,9 @@ def fxremat_backend(
     parsed = Options.parse(options, mode)
     fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
     if parsed.budget is None or parsed.scope == "graph":
-        return module if steps.rehearsal is not None else _compile_alone(module, inputs, parsed, fingerprint, name)
+        if steps.rehearsal is not None:
+            return module
+        return _compile_alone(module, inputs, parsed, fingerprint, name)
     origin = Origin(module)
     runner = ahead.take(origin, parsed, fingerprint)
     if runner is not None:

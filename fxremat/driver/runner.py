@@ -26,6 +26,7 @@ from fxremat._torch import autograd, compilers, fakes, graphs
 from fxremat.driver import frames, policy
 from fxremat.driver.compilation import Compilation
 from fxremat.driver.options import Options, is_size, resolve_budget
+from fxremat.driver.pipeline import Choice
 from fxremat.driver.policy import Asked, Asking, Cautious, Given, Policy, WithinBudget
 from fxremat.driver.report import Report
 from fxremat.driver.step import Episode, Run, steps
@@ -119,23 +120,28 @@ class Runner:
 
         Returns:
             Whether there is anything to plan.
-
-        Raises:
-            InfeasibleBudgetError: No plan of it fits the budget.
         """
-        alone = not steps.waiting and not frames.is_inside_of_module()
-        first = self._first_policy() if alone else Cautious(self.options.planner, None)
         problem = self._asked()
         if problem is None:
             return False
+        self._is_alone = not steps.waiting and not frames.is_inside_of_module()
         try:
-            self._prospects = policy.prospects(first.choose(problem, None))
+            self._prospects = policy.prospects(self._choice_ahead(problem))
         except FxrematError:
             if self.options.on_error == "raise":
                 raise
             return False
-        self._is_alone = alone
         return True
+
+    def _choice_ahead(self, problem: Problem) -> Choice:
+        """The first plan; that the step has no room for it is said when the whole of it is known."""
+        budget, planner = self.options.budget, self.options.planner
+        if self._is_alone:
+            try:
+                return WithinBudget(budget, planner).choose(problem, None)
+            except InfeasibleBudgetError:
+                self._is_alone = False
+        return Cautious(planner, None).choose(problem, None)
 
     def adopt(self, origin: compilers.Origin) -> None:
         """Go on with the graph as Dynamo has traced it now."""
