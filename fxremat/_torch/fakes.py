@@ -226,8 +226,8 @@ def _same_traces() -> Iterator[None]:
     """Have Dynamo forget what it traces inside, and the sizes that it met."""
     traced: dict[CodeType, list[CodeType]] = {}
 
-    def note(code: CodeType, compiled: CodeType) -> None:
-        traced.setdefault(code, []).append(compiled)
+    def note(code: CodeType, new_code: CodeType) -> None:
+        traced.setdefault(code, []).append(new_code)
 
     sizes = get_code_state()
     sizes_before = copy.deepcopy(sizes)

@@ -100,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         "--step",
         metavar="STEP",
         help="in place of MODEL: package.module:function or path/to/file.py:function; the function takes no "
-        "arguments, compiles its models with backend='fxremat' and a budget, and returns a function that runs "
-        "forward, loss and backward",
+        "arguments, compiles its models with backend='fxremat' and a budget, and returns a function that "
+        "runs forward, loss and backward",
     )
     _add_model_options(plan, is_model_needed=False)
     plan.set_defaults(command=_plan)
