@@ -7,6 +7,7 @@ and when, so that the peak of a training step fits a budget in bytes.
 """
 
 from fxremat.arena.allocate import Allocation, allocate
+from fxremat.driver.ahead import survey
 from fxremat.driver.backend import fxremat_backend
 from fxremat.driver.capture import capture
 from fxremat.driver.journal import reports, steps
@@ -68,4 +69,5 @@ __all__ = [
     "reports",
     "rewrite",
     "steps",
+    "survey",
 ]

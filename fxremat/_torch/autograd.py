@@ -27,6 +27,7 @@ __all__ = [
     "keeps_graph",
     "parts",
     "saved",
+    "storage_bytes",
 ]
 
 
@@ -133,3 +134,9 @@ def parts(tensor: Tensor) -> list[Tensor]:
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     return [part for name in names for part in parts(getattr(tensor, name))]
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory of tensors, each storage once; fake tensors have storages, too."""
+    storages = [each.untyped_storage() for each in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -318,6 +318,13 @@ class Origin:
         return [node.meta.get("example_value") for node in placeholders]
 
     @property
+    def text(self) -> str:
+        """What it computes and is given, but for where the inputs come from."""
+        graphs = [each.graph for each in self._module.modules() if isinstance(each, fx.GraphModule)]
+        nodes = [(node.op, node.target, node.args, node.kwargs) for graph in graphs for node in graph.nodes]
+        return repr((nodes, [_described(each) for each in self.inputs]))
+
+    @property
     def symbols(self) -> dict[int, Any]:
         """The symbols that stand for sizes, by the position of the input that tells the size."""
         values = {place: value for place, value in enumerate(self.inputs) if isinstance(value, torch.SymInt)}
@@ -337,6 +344,13 @@ class Origin:
         """What it returns, fake."""
         (output,) = self._module.graph.find_nodes(op="output")
         return [leaf.meta.get("example_value") for leaf in output.all_input_nodes]
+
+
+def _described(value: object) -> tuple[object, ...]:
+    """What tells one input from another of the same size."""
+    if not isinstance(value, torch.Tensor):
+        return (type(value).__name__, str(value))
+    return value.dtype, value.device, value.requires_grad, value.is_leaf, tuple(map(str, value.stride()))
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:

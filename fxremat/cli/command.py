@@ -2,12 +2,14 @@
 
     fxremat demo            a short training run, with fxremat and without
     fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
+    fxremat plan --step STEP    the same of a training step of several graphs, which share one budget
     fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
     fxremat calibrate       how fast this machine is, which plans are made by
     fxremat paper           a figure of the paper, made again
 
-MODEL names a function that returns a model and what it is called with; see ``example.py``.
+MODEL names a function that returns a model and what it is called with; see ``example.py``. STEP names one
+that returns a function which runs a training step, of models that it has compiled (``fxremat.survey``).
 
 Exit status: 0, or 2 with one message on stderr where an option, MODEL or the budget is at fault. Other
 errors keep their traceback. What is printed is a Report's; nothing is decided here. Each command imports
@@ -93,7 +95,15 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     demo.set_defaults(command=_demo)
 
-    plan = commands.add_parser("plan", parents=[asked], help="print a model's plan, compiling nothing")
+    plan = commands.add_parser("plan", parents=[debug], help="print a model's plan, compiling nothing")
+    plan.add_argument(
+        "--step",
+        metavar="STEP",
+        help="in place of MODEL: package.module:function or path/to/file.py:function; the function takes no "
+        "arguments, compiles its models with backend='fxremat' and a budget, and returns a function that "
+        "runs forward, loss and backward",
+    )
+    _add_model_options(plan, is_model_needed=False)
     plan.set_defaults(command=_plan)
 
     frontier = commands.add_parser(
@@ -142,10 +152,11 @@ def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:
     paper.set_defaults(command=_paper)
 
 
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
+def _add_model_options(parser: argparse.ArgumentParser, is_model_needed: bool = True) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
+        nargs=None if is_model_needed else "?",
         help="package.module:function or path/to/file.py:function; the function takes no arguments and "
         "returns (model, args) or (model, args, loss)",
     )
@@ -203,11 +214,35 @@ def _plan(arguments: argparse.Namespace) -> int:
     from fxremat.driver.options import Options
     from fxremat.driver.pipeline import planned
 
+    if (arguments.model is None) == (arguments.step is None):
+        raise InvalidOptionError("step", "a plan is of MODEL, or of --step STEP: give one of them.")
+    if arguments.step is not None:
+        return _plan_of_step(arguments)
     with _stages("importing", "capturing", "planning") as next_stage:
         graph, options = _captured(arguments, next_stage)
         next_stage()
         report = planned(graph, Options.parse(options))
     _show([report], {}, arguments)
+    return 0
+
+
+def _plan_of_step(arguments: argparse.Namespace) -> int:
+    from fxremat.cli.example import step_of
+    from fxremat.driver.ahead import survey
+
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    if arguments.budget is not None:
+        raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
+    with _stages("importing", "planning") as next_stage:
+        next_stage()
+        step = step_of(arguments.step)
+        next_stage()
+        reports = survey(step)
+    limit = None if arguments.all else arguments.rows
+    print("\n\n".join(f"{report.summary()}\n\n{report.table(limit)}" for report in reports))
+    if arguments.json is not None:
+        _write_json(arguments.json, {"steps": [json.loads(report.to_json()) for report in reports]})
     return 0
 
 

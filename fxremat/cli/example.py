@@ -23,7 +23,7 @@ from torch import nn
 from fxremat.errors import FxrematError, InvalidOptionError, near_matches, told
 from fxremat.measure import measure_peak
 
-__all__ = ["Example", "example_of", "load"]
+__all__ = ["Example", "example_of", "load", "step_of"]
 
 _WANTED = "(model, args) or (model, args, loss)"
 
@@ -132,6 +132,25 @@ def example_of(reference: str) -> Example:
     if not (example.loss is None or callable(example.loss)):
         raise _misfit(reference, f"loss is {type(example.loss).__name__}, which cannot be called")
     return example
+
+
+def step_of(reference: str) -> Callable[[], object]:
+    """What the function that STEP names returns, checked.
+
+    Raises:
+        InvalidOptionError: It cannot be found or imported, raises an error, or returns something else.
+    """
+    function = load("step", reference)
+    try:
+        step = function()
+    except Exception as error:
+        raise InvalidOptionError(
+            "step", f"calling {reference!r} raised {told(error)}; --debug shows more."
+        ) from error
+    if not callable(step):
+        problem = f"{reference!r} must return a function that runs a step: got {_kind(step)}."
+        raise InvalidOptionError("step", problem)
+    return step  # type: ignore[no-any-return]
 
 
 def load(option: str, reference: str) -> Callable[..., Any]:

@@ -18,11 +18,12 @@ from torch import fx
 
 from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
-from fxremat.driver import cache, journal
+from fxremat.driver import ahead, cache, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.options import Options, is_size
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.runner import AnySizes, Runner
+from fxremat.driver.step import steps
 from fxremat.driver.writes import guarded
 from fxremat.inductor.order import may_fuse
 
@@ -56,19 +57,41 @@ def fxremat_backend(
     parsed = Options.parse(options, mode)
     fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
     if parsed.budget is None or parsed.scope == "graph":
-        compilation = Compilation(parsed, fingerprint, name)
-        compiled = _compile(module, inputs, compilation)
-        journal.add(compilation)
-        return compiled
+        if steps.rehearsal is not None:
+            return module
+        return _compile_alone(module, inputs, parsed, fingerprint, name)
     origin = Origin(module)
+    runner = ahead.take(origin, parsed, fingerprint)
+    if runner is not None:
+        return _at_all_sizes(origin, runner)
     runner = Runner(origin, parsed, fingerprint, name, _compile)
-    first = runner.compile_first(module, inputs)
-    if not runner.variants:  # nothing to plan
-        journal.add(first.compilation)
-        return first.compiled
-    found = AnySizes(origin, runner) if origin.symbols and is_size(parsed.budget) else runner
+    if steps.rehearsal is not None:
+        if not runner.look_ahead():
+            return module
+        ahead.keep(origin, parsed, fingerprint, runner)
+    else:
+        first = runner.compile_first(module, inputs)
+        if not runner.variants:  # nothing to plan
+            journal.add(first.compilation)
+            return first.compiled
+    found = _at_all_sizes(origin, runner)
     journal.add(found)
     return found
+
+
+def _at_all_sizes(origin: Origin, runner: Runner) -> Runner | AnySizes:
+    """What Dynamo calls for a graph."""
+    return AnySizes(origin, runner) if origin.symbols and is_size(runner.options.budget) else runner
+
+
+def _compile_alone(
+    module: fx.GraphModule, inputs: Sequence[Any], options: Options, fingerprint: str, name: str
+) -> Callable[..., Any]:
+    """A graph that shares its budget with no other."""
+    compilation = Compilation(options, fingerprint, name)
+    compiled = _compile(module, inputs, compilation)
+    journal.add(compilation)
+    return compiled
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ high they rose above those at its begin. On a CPU torch's allocator is watched t
 its own counters. Where neither can be had, because a profiler of the user's is recording, a step is
 estimated (``Estimate``) from what its graphs say and what autograd holds for the rest: its temporaries are
 missing then, but for two gradients as large as any.
+A rehearsal, which runs on fake tensors, counts for itself (``Rehearsed``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from fxremat import measure
 from fxremat._torch import patches, profilers
+from fxremat._torch.fakes import Rehearsal
 
 
 class Part(NamedTuple):
@@ -123,6 +125,35 @@ class Estimate:
         self.mark()
         pairs = zip(itertools.pairwise(self._levels), self._peaks, strict=False)
         return [Part(after - before, max(peak, after) - before) for (before, after), peak in pairs]
+
+
+class Rehearsed:
+    """What would be live in a rehearsal, but for what plans hold."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self._rehearsal = rehearsal
+        self._parts: list[Part] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._start = self._rehearsal.peak_bytes = self._rehearsal.live_bytes
+
+    def mark(self) -> None:
+        """End a part and begin another."""
+        now = self._rehearsal
+        self._parts.append(Part(now.live_bytes - self._start, now.peak_bytes - self._start))
+        self._begin()
+
+    def pause(self) -> None:
+        """Leave out what follows."""
+
+    def resume(self) -> None:
+        """Leave out no more."""
+
+    def stop(self) -> list[Part]:
+        """End it; the parts."""
+        self.mark()
+        return self._parts
 
 
 def start(device: torch.device) -> Recording | None:

@@ -22,16 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxremat._torch import autograd, compilers, graphs
+from fxremat._torch import autograd, compilers, fakes, graphs
 from fxremat.driver import frames, policy
 from fxremat.driver.compilation import Compilation
 from fxremat.driver.options import Options, is_size, resolve_budget
+from fxremat.driver.pipeline import Choice
 from fxremat.driver.policy import Asked, Asking, Cautious, Given, Policy, WithinBudget
 from fxremat.driver.report import Report
 from fxremat.driver.step import Episode, Run, steps
 from fxremat.episode.candidates import candidate
 from fxremat.episode.trace import Candidate, Prospects
-from fxremat.errors import InfeasibleBudgetError
+from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.graph.schedule import Schedule
 from fxremat.predict.problem import Problem
 
@@ -114,6 +115,38 @@ class Runner:
         room = resolve_budget(budget, 0) if is_size(budget) else None
         return Cautious(planner, None if room is None else max(0, room - held))
 
+    def look_ahead(self) -> bool:
+        """Choose the first plan of the graph without compiling it, for a rehearsal.
+
+        Returns:
+            Whether there is anything to plan.
+        """
+        problem = self._asked()
+        if problem is None:
+            return False
+        self._is_alone = not steps.waiting and not frames.is_inside_of_module()
+        try:
+            self._prospects = policy.prospects(self._choice_ahead(problem))
+        except FxrematError:
+            if self.options.on_error == "raise":
+                raise
+            return False
+        return True
+
+    def _choice_ahead(self, problem: Problem) -> Choice:
+        """The first plan; that the step has no room for it is said when the whole of it is known."""
+        budget, planner = self.options.budget, self.options.planner
+        if self._is_alone:
+            try:
+                return WithinBudget(budget, planner).choose(problem, None)
+            except InfeasibleBudgetError:
+                self._is_alone = False
+        return Cautious(planner, None).choose(problem, None)
+
+    def adopt(self, origin: compilers.Origin) -> None:
+        """Go on with the graph as Dynamo has traced it now."""
+        self._origin = origin
+
     def _variant(self, module: fx.GraphModule, inputs: Sequence[Any], policy: Policy) -> Variant:
         compilation = Compilation(self.options, self._fingerprint, self.name, policy)
         return Variant(self._compile(module, inputs, compilation), compilation)
@@ -168,14 +201,23 @@ class Runner:
     @property
     def planning_problem(self) -> Problem:
         """What its planners solve; where a cache had the graph, it is traced once more for that."""
+        problem = self._asked()
+        assert problem is not None
+        return problem
+
+    def _asked(self) -> Problem | None:
+        """The same; None if there is nothing to plan."""
         if self._problem is None:
-            with steps.paused(), self._origin.resumed(), graphs.at_sizes(self.sizes):
-                try:
-                    self._variant(self._origin.module(), self._origin.inputs, Asking())
-                except Asked as asked:
-                    self._problem = asked.problem
-        assert self._problem is not None
+            try:
+                self._compile_again(Asking())
+            except Asked as asked:
+                self._problem = asked.problem
         return self._problem
+
+    def _compile_again(self, policy: Policy) -> Variant:
+        """Compile the graph when Dynamo may have gone on."""
+        with steps.paused(), fakes.outside_of_modes(), self._origin.resumed(), graphs.at_sizes(self.sizes):
+            return self._variant(self._origin.module(), self._origin.inputs, policy)
 
     # -- calls
 
@@ -191,20 +233,32 @@ class Runner:
             growth: How many times larger they may be by what the plan is made for.
         """
         episode, run = steps.begin(self, inputs, growth)
-        variant = self.variants.get(run.plan.schedule)
-        if variant is None:
-            with episode.paused(), self._origin.resumed(), graphs.at_sizes(self.sizes):
-                variant = self._variant(self._origin.module(), self._origin.inputs, Given(run.plan.schedule))
-            self.variants[run.plan.schedule] = variant
+        compiled = self._compiled(run) if steps.rehearsal is None else self._rehearsed
         episode.forward_begins(run, inputs)
         since = autograd.clock()
-        outputs = variant.compiled(*inputs)
+        outputs = compiled(*inputs)
         flat = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         node = autograd.backward_of(flat, since) or autograd.backward_of(inputs, since)
         if node is not None:
             _follow(episode, run, node, inputs, flat)
         episode.forward_ends(run, is_waiting=node is not None)
         return outputs
+
+    def _compiled(self, run: Run) -> Callable[..., Any]:
+        """What runs the plan of a call."""
+        variant = self.variants.get(run.plan.schedule)
+        if variant is None:
+            is_own = run.plan is self.own_plan  # which may be corrected when its code is seen
+            budget = WithinBudget(self.options.budget, self.options.planner)
+            variant = self._compile_again(budget if is_own else Given(run.plan.schedule))
+            self.variants[run.plan.schedule] = variant
+        return variant.compiled
+
+    @functools.cached_property
+    def _rehearsed(self) -> Callable[..., Any]:
+        """What runs the graph in a rehearsal."""
+        with self._origin.resumed():
+            return fakes.rehearsable(self._origin.module(), self._origin.inputs)
 
     @property
     def reports(self) -> list[Report]:
@@ -312,8 +366,7 @@ class _Token:
 
 def _bytes(tensors: Sequence[Tensor | None]) -> int:
     """Bytes of the memory of tensors, each once."""
-    found = [each.untyped_storage() for each in tensors if each is not None]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
+    return autograd.storage_bytes(each for each in tensors if each is not None)
 
 
 def _device(origin: compilers.Origin) -> torch.device:

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from fxremat._torch import autograd
+from fxremat._torch.fakes import Rehearsal
 from fxremat.driver import recording
 from fxremat.driver.recording import Estimate, Part, Recording
 from fxremat.driver.settling import Graph, Settled, settled
@@ -65,6 +66,7 @@ class Shape:
         growth: How many times larger its inputs may be by what the plans are made for.
         measured_bytes: The highest live bytes; None where they could not be measured.
         plans: With which plans it was recorded the last time.
+        is_rehearsed: Whether it has not run yet but in a rehearsal.
     """
 
     calls: tuple[Known, ...]
@@ -72,6 +74,7 @@ class Shape:
     growth: float
     measured_bytes: int | None
     plans: tuple[Candidate, ...]
+    is_rehearsed: bool = False
 
 
 class Family:
@@ -98,7 +101,9 @@ class Family:
     def is_to_be_recorded(self) -> bool:
         """Whether there is more to learn: of an episode that is not known, or has got other plans."""
         is_new = self.is_surprised or not self.shapes
-        has_changed = any(_plans(shape.calls) != shape.plans for shape in self.shapes.values())
+        has_changed = any(
+            shape.is_rehearsed or _plans(shape.calls) != shape.plans for shape in self.shapes.values()
+        )
         return (is_new or has_changed) and self.recordings < MAX_RECORDINGS
 
     def calls(self) -> list[Known]:
@@ -171,7 +176,14 @@ class Episode:
         recording: What is being measured; None for an episode that is known.
     """
 
-    def __init__(self, family: Family, base_bytes: int, is_recorded: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        family: Family,
+        base_bytes: int,
+        is_recorded: bool,
+        device: torch.device,
+        rehearsal: Rehearsal | None = None,
+    ) -> None:
         self.family = family
         self.base_bytes = base_bytes
         self.runs: list[Run] = []
@@ -180,12 +192,13 @@ class Episode:
         self.ran: list[bool] = []  # for each part of the recording, whether a call ran in it
         self.gradient_bytes = self.tangent_bytes = self.around_bytes = self.result_bytes = 0
         self.is_measured = self.is_paused = False
+        self.is_rehearsed = rehearsal is not None
         self.recording: Recording | None = None
         self._end_watch: Callable[[], None] | None = None
         if is_recorded:
             family.recordings += 1
-            found = recording.start(device)
-            self.is_measured = found is not None
+            found = recording.start(device) if rehearsal is None else recording.Rehearsed(rehearsal)
+            self.is_measured = found is not None and not self.is_rehearsed
             self.recording = Estimate(self._estimated_bytes) if found is None else found
             self._end_watch = recording.watching_passes(self._pass_begins, self._pass_ended)
 
@@ -211,7 +224,8 @@ class Episode:
         self.events.append((run.position, True))
         if self.recording is not None:
             gone = {place: size for place, (storage, size) in run.storages.items() if storage.expired()}
-            run.charges = {place: size for place, size in gone.items() if place not in run.plan.holds}
+            held = () if self.is_rehearsed else run.plan.holds  # a rehearsal holds nothing
+            run.charges = {place: size for place, size in gone.items() if place not in held}
             self.tangent_bytes = tangent_bytes
             self._go_into([node])
             self._mark(begins=True)
@@ -285,11 +299,15 @@ class Episode:
         before = self.family.shapes.get(signature)
         plans = tuple(run.plan for run in self.runs)
         growth = max(run.growth for run in self.runs)
-        shape = Shape(calls, trace, growth, measured if self.is_measured else None, plans)
+        shape = Shape(calls, trace, growth, measured if self.is_measured else None, plans, self.is_rehearsed)
         if before is None or self.is_measured:
             self.family.shapes[signature] = shape
             self.family.is_pending = True
             self.family.is_surprised = False
+
+    def abandon(self) -> None:
+        """Learn nothing of it."""
+        self._end_recording()
 
     def _end_recording(self) -> list[Part]:
         if self.recording is None:
@@ -314,7 +332,7 @@ class Episode:
                 events.append(Event(position, is_backward, live - held, between))
                 waiting.pop(position, None)
                 if not is_backward:
-                    waiting[position] = self.runs[position].plan.held_bytes
+                    waiting[position] = 0 if self.is_rehearsed else self.runs[position].plan.held_bytes
                 between = 0
             else:
                 between = max(between, live + part.peak_bytes - held)
@@ -341,11 +359,14 @@ class Steps(threading.local):
     Attributes:
         families: What is known of them, by the graph that is called first.
         current: The one that is under way, or was the last.
+        rehearsal: That which is going on (``ahead.py``); None where steps really run.
     """
 
     def __init__(self) -> None:
         self.families: dict[int, Family] = {}
         self.current: Episode | None = None
+        self.rehearsal: Rehearsal | None = None
+        self._begun: dict[int, Family] = {}
         self._at: Known | None = None  # the call that was made last, of those that are known
 
     @property
@@ -394,8 +415,24 @@ class Steps(threading.local):
         if family is None:
             family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
         self.settle(family)
-        self.current = Episode(family, _base_bytes(inputs), family.is_to_be_recorded, graph.device)
+        is_recorded = family.is_to_be_recorded
+        self.current = Episode(family, _base_bytes(inputs), is_recorded, graph.device, self.rehearsal)
+        self._begun[graph.number] = family
         self._at = None
+
+    @contextlib.contextmanager
+    def rehearsing(self, rehearsal: Rehearsal) -> Iterator[dict[int, Family]]:
+        """Learn of the episodes that run inside; yield their families, by the graph that is called first."""
+        before, at = self.current, self._at
+        self.current, self.rehearsal, self._begun = None, rehearsal, {}
+        try:
+            yield self._begun
+            if self.current is not None and self.current.recording is not None:
+                self.current.learn()
+        finally:
+            if self.current is not None:
+                self.current.abandon()
+            self.current, self._at, self.rehearsal, self._begun = before, at, None, {}
 
     def settle(self, family: Family) -> None:
         """Give the calls of a family their plans, if anything has been learnt of it since that was done."""
@@ -422,10 +459,14 @@ class Steps(threading.local):
             found += [known.plan] if known.graph is graph else []
         return found
 
-    def reports(self) -> tuple[StepReport, ...]:
-        """A report for each episode that is known, with the plans that are settled."""
+    def reports(self, families: Iterable[Family] | None = None) -> tuple[StepReport, ...]:
+        """A report for each episode that is known, with the plans that are settled.
+
+        Args:
+            families: Those meant; all by default.
+        """
         found = []
-        for family in self.families.values():
+        for family in self.families.values() if families is None else families:
             self.settle(family)
             if family.settled is not None:
                 found += [_report(shape, family.settled) for shape in family.shapes.values()]
@@ -442,8 +483,7 @@ def _plans(calls: Sequence[Known]) -> tuple[Candidate, ...]:
 def _base_bytes(inputs: Sequence[Any]) -> int:
     """What a step has allocated before its first graph is called: results that are given to that."""
     tensors = (each for each in inputs if isinstance(each, Tensor) and each.grad_fn is not None)
-    found = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-    return sum(found.values())
+    return autograd.storage_bytes(tensors)
 
 
 def _report(shape: Shape, settled: Settled) -> StepReport:

@@ -71,6 +71,16 @@ class Raising(nn.Linear):
 
 def raising():
     return Raising(2, 2), (torch.ones(1, 2),), torch.sum
+
+
+def step():
+    options = {"budget": 200_000, "compiler": "eager", "time_limit_seconds": 0.1}
+    layers = [torch.compile(Layer(), backend="fxremat", options=options) for _ in range(2)]
+    return lambda: layers[1](layers[0](torch.randn(64, 32))).sum().backward()
+
+
+def number():
+    return 3
 """
 ACTIVATION_BYTES = 64 * 32 * 4
 
@@ -508,3 +518,29 @@ def test_pinned_rates_that_are_none_are_told(
     problem = "torch knows no kind of device 'gpu'. Expected is JSON: finite positive numbers"
     assert told.startswith(f"fxremat: pinned rates, {tmp_path / 'pinned.json'}: {problem}")
     assert told.count("\n") == 1
+
+
+def test_plan_of_a_step(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step is planned before it runs, and written as JSON."""
+    written = tmp_path / "step.json"
+    assert command.main(["plan", "--step", f"{model}:step", "--json", str(written)]) == 0
+    assert "step of 2 calls of" in capsys.readouterr().out
+    (report,) = json.loads(written.read_text("utf-8"))["steps"]
+    assert report["peak_bytes"] <= report["budget_bytes"] == 200_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "MODEL, or of --step"),
+        (["--step", "{}:number"], "must return a function"),
+        (["--step", "{}:step", "--budget", "min"], "compiled with"),
+        (["--step", "{}:nothing"], "has no function"),
+    ],
+)
+def test_plan_of_no_step(
+    arguments: list[str], message: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong is said in a sentence."""
+    assert command.main(["plan", *(each.format(model) for each in arguments)]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,255 @@
+"""The door to private torch names of fake tensors: programs that run without memory and without kernels.
+
+Under a ``Rehearsal`` every operator's results are fake: they have sizes and a device, and take no memory.
+Tensors that were there before stand for fake ones of their own, and are not written to. What would be live
+is counted: a storage from the operator that makes it to the death of the last tensor that shows it.
+
+See ``graphs.py`` for the other doors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import register_bytecode_hook
+from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.pgo import get_code_state
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fxremat._torch import partitioners
+
+__all__ = ["Rehearsal", "outside_of_modes", "rehearsable", "undisturbed"]
+
+
+class Rehearsal(FakeTensorMode):
+    """A mode in which all new tensors are fake, and their bytes are counted.
+
+    Attributes:
+        live_bytes: What is live of the memory that was allocated inside.
+        peak_bytes: The most that was live since this was set last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.live_bytes = self.peak_bytes = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._is_counting = True
+
+    def dispatch(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Run an operator on fake tensors, and count the storages of its results.
+
+        What it is made of, where torch has no more than that for fake tensors, is not what runs.
+        """
+        args, kwargs = pytree.tree_map_only(Tensor, self._stand_in, (args, dict(kwargs or {})))
+        with self.uncounted():
+            results = super().dispatch(func, types, args, kwargs)
+        if self._is_counting:
+            self.count(results)
+        return results
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """The fake tensor that stands for one which was there before, or its own if it is fake."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        fake: Tensor = self.fake_tensor_converter.from_real_tensor(self, tensor)
+        self._known.add(fake.untyped_storage())
+        return fake
+
+    def count(self, values: object) -> None:
+        """Count the storages of tensors from now on, each once."""
+        for each in pytree.tree_leaves(values):
+            if isinstance(each, FakeTensor) and each.untyped_storage() not in self._known:
+                storage = each.untyped_storage()
+                size = storage.nbytes()
+                self._known.add(storage)
+                self.live_bytes += size
+                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+                weakref.finalize(storage, self._freed, size).atexit = False
+
+    def _freed(self, size: int) -> None:
+        self.live_bytes -= size
+
+    def ignore(self, values: Sequence[object]) -> None:
+        """Never count the storages of tensors."""
+        self._known.update(each.untyped_storage() for each in values if isinstance(each, FakeTensor))
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count nothing that is made inside."""
+        was_counting, self._is_counting = self._is_counting, False
+        try:
+            yield
+        finally:
+            self._is_counting = was_counting
+
+
+def rehearsable(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A graph of Dynamo's for a rehearsal: of what it does, its results are counted, and its gradients.
+
+    It holds nothing between its forward and its backward.
+
+    Args:
+        module: The graph; it may be changed.
+        inputs: Example inputs.
+    """
+    returned: list[int] = []
+
+    def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        returned.append(kwargs["num_fwd_outputs"])
+        return partitioners.default_partition(joint, joint_inputs, **kwargs)
+
+    def forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(values: list[Any]) -> Any:
+            with _going_on().uncounted():
+                results = _run(graph, values)
+                kept = returned[-1] if returned else len(results)
+                saved = [_apart(each) for each in results[kept:]]
+            _going_on().ignore(saved)
+            return (*results[:kept], *saved)
+
+        return _boxed(run)
+
+    def backward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(values: list[Any]) -> Any:
+            with _going_on().uncounted():
+                results = _run(graph, values)
+            _going_on().count(results)
+            return results
+
+        return _boxed(run)
+
+    with outside_of_modes():
+        compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
+        compiled = compiler(module, inputs)
+
+    def call(*values: Any) -> Any:
+        results = compiled(*values)
+        _going_on().count(results)
+        return results
+
+    return call
+
+
+def _going_on() -> Rehearsal:
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    assert isinstance(mode, Rehearsal)
+    return mode
+
+
+def _run(graph: fx.GraphModule, values: list[Any]) -> Any:
+    given = list(values)
+    values.clear()  # the caller's only references
+    return graph(*given)
+
+
+def _boxed(run: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _apart(value: Any) -> Any:
+    """A tensor like another, with memory of its own."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+
+
+def outside_of_modes() -> contextlib.AbstractContextManager[Any]:
+    """Run as if no mode was in force."""
+    return _disable_current_modes()
+
+
+@contextlib.contextmanager
+def undisturbed(refuse_optimizers: Callable[..., None]) -> Iterator[None]:
+    """Leave nothing of what runs inside: no gradients, no random numbers drawn, no traces of Dynamo's.
+
+    Args:
+        refuse_optimizers: Called when an optimizer is about to step, whose state would be fake from then on.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_same_gradients())
+        stack.enter_context(_same_random_numbers())
+        stack.enter_context(_same_traces())
+        stack.callback(torch.clear_autocast_cache)
+        stack.callback(register_optimizer_step_pre_hook(refuse_optimizers).remove)
+        yield
+
+
+@contextlib.contextmanager
+def _same_gradients() -> Iterator[None]:
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    gradients = [(each, each.grad) for each in tensors if each.is_leaf and each.requires_grad]
+    try:
+        yield
+    finally:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numbers = None if numpy is None else numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numbers)
+
+
+@contextlib.contextmanager
+def _same_traces() -> Iterator[None]:
+    """Have Dynamo forget what it traces inside, and the sizes that it met."""
+    traced: dict[CodeType, list[CodeType]] = {}
+
+    def note(code: CodeType, new_code: CodeType) -> None:
+        traced.setdefault(code, []).append(new_code)
+
+    sizes = get_code_state()
+    sizes_before = copy.deepcopy(sizes)
+    hook = register_bytecode_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+        sizes.clear()
+        sizes.update(sizes_before)
+        for code, compiled in traced.items():
+            _forget(code, compiled)
+
+
+def _forget(code: CodeType, compiled: Sequence[CodeType]) -> None:
+    """Have Dynamo forget traces of a function; where it has others, these still count against its limit."""
+    entries = _debug_get_cache_entry_list(code)
+    ours = [entry for entry in entries if any(entry.code is each for each in compiled)]
+    if len(ours) == len(entries):
+        reset_code(code)
+        return
+    for entry in ours:
+        state = entry.guard_manager.extra_state
+        assert state is not None
+        state.invalidate(entry, DeletedGuardManagerWrapper("it was traced on fake tensors"))
