@@ -13,7 +13,8 @@ Episodes that begin alike are a *family*. Their plans are settled together, sinc
 episode goes on. A call that no episode of the family had runs a cautious plan, and the episode is learnt;
 but only so many times.
 
-Episodes belong to the thread that runs the forwards. A backward may run in any.
+Episodes belong to the thread that runs the forwards. A backward may run in any. Where several processes train
+together, they settle for the same plans (``agreement.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,103 +30,12 @@ from torch import Tensor
 
 from fxremat._torch import autograd
 from fxremat.driver import recording
+from fxremat.driver.family import Family, Known, Shape, plans_of
 from fxremat.driver.recording import Estimate, Part, Recording
-from fxremat.driver.settling import Graph, Settled, settled
+from fxremat.driver.settling import Graph, Settled
 from fxremat.driver.step_report import CallReport, StepReport
+from fxremat.episode.learnt import learnt
 from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
-
-MAX_RECORDINGS = 24  # of the episodes of a family
-
-
-@dataclass(eq=False)
-class Known:
-    """A call of a family's episodes, known by the calls before it.
-
-    Attributes:
-        graph: What it runs.
-        plan: The plan that it runs.
-        next: The calls that came after it, by graph.
-    """
-
-    graph: Graph
-    plan: Candidate
-    next: dict[int, Known] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Shape:
-    """An episode that is known: what ran, and what it took the last time that it was recorded.
-
-    Attributes:
-        calls: Its calls, in the order of their forwards.
-        trace: Its model.
-        measured_bytes: The highest live bytes; None where they could not be measured.
-        plans: With which plans it was recorded the last time.
-    """
-
-    calls: tuple[Known, ...]
-    trace: Trace
-    measured_bytes: int | None
-    plans: tuple[Candidate, ...]
-
-
-class Family:
-    """The episodes that begin with one call.
-
-    Attributes:
-        first: That call.
-        shapes: What is known of them, by what ran.
-        is_pending: Whether plans are to be settled before the next one begins.
-        is_surprised: Whether one was met that is not known, and was not recorded.
-        recordings: How often any was recorded.
-        settled: What was settled for the calls of all of them.
-    """
-
-    def __init__(self, first: Known) -> None:
-        self.first = first
-        self.shapes: dict[tuple[tuple[Known, bool], ...], Shape] = {}
-        self.is_pending = False
-        self.is_surprised = False
-        self.recordings = 0
-        self.settled: Settled | None = None
-
-    @property
-    def is_to_be_recorded(self) -> bool:
-        """Whether there is more to learn: of an episode that is not known, or has got other plans."""
-        is_new = self.is_surprised or not self.shapes
-        has_changed = any(_plans(shape.calls) != shape.plans for shape in self.shapes.values())
-        return (is_new or has_changed) and self.recordings < MAX_RECORDINGS
-
-    def calls(self) -> list[Known]:
-        """All calls of its episodes, each once."""
-        return list(dict.fromkeys(call for shape in self.shapes.values() for call in shape.calls))
-
-    def excess(self) -> float:
-        """How many times more was measured than predicted for the plans that ran; 1 if it was less."""
-        found = [1.0]
-        for shape in self.shapes.values():
-            predicted = peak_bytes(shape.trace, shape.plans)
-            if shape.measured_bytes is not None and predicted:
-                found.append(shape.measured_bytes / predicted)
-        return max(found)
-
-    def trace(self) -> Trace:
-        """Its episodes one after the other, as if they were one; a call that they share is one call."""
-        position = {call: index for index, call in enumerate(self.calls())}
-        charges: list[dict[Place, int]] = [{} for _ in position]
-        events: list[Event] = []
-        after_bytes = 0
-        for shape in self.shapes.values():
-            for index, event in enumerate(shape.trace.events):
-                between = max(event.between_bytes, 0 if index else after_bytes)
-                call = position[shape.calls[event.call]]
-                events.append(replace(event, call=call, between_bytes=between))
-            for known, call_ in zip(shape.calls, shape.trace.calls, strict=True):
-                found = charges[position[known]]
-                found.update((place, max(size, found.get(place, 0))) for place, size in call_.charges.items())
-            after_bytes = shape.trace.after_bytes
-        calls = tuple(Call(known.graph.number, found) for known, found in zip(position, charges, strict=True))
-        return Trace(calls, tuple(events), after_bytes)
 
 
 class Run:
@@ -244,13 +153,9 @@ class Episode:
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
         signature = tuple((calls[position], is_backward) for position, is_backward in self.events)
-        before = self.family.shapes.get(signature)
         plans = tuple(run.plan for run in self.runs)
-        shape = Shape(calls, trace, measured if self.is_measured else None, plans)
-        if before is None or self.is_measured:
-            self.family.shapes[signature] = shape
-            self.family.is_pending = True
-            self.family.is_surprised = False
+        found = learnt(trace, measured if self.is_measured else None, plans)
+        self.family.learn(signature, Shape(calls, found, plans))
 
     def _end_recording(self) -> list[Part]:
         if self.recording is None:
@@ -364,20 +269,9 @@ class Steps(threading.local):
         family = self.families.get(graph.number)
         if family is None:
             family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
-        self.settle(family)
+        family.settle()
         self.current = Episode(family, _base_bytes(inputs), family.is_to_be_recorded, graph.device)
         self._at = None
-
-    def settle(self, family: Family) -> None:
-        """Give the calls of a family their plans, if anything has been learnt of it since that was done."""
-        if not family.is_pending:
-            return
-        family.is_pending = False
-        calls = family.calls()
-        graphs = [each.graph for each in calls]
-        family.settled = settled(graphs, _plans(calls), family.trace(), family.excess())
-        for known, plan in zip(calls, family.settled.plans, strict=True):
-            known.plan = plan
 
     def plans_of(self, graph: Graph) -> list[Candidate]:
         """The plans that calls of a graph run."""
@@ -390,20 +284,20 @@ class Steps(threading.local):
         return found
 
     def reports(self) -> tuple[StepReport, ...]:
-        """A report for each episode that is known, with the plans that are settled."""
+        """A report for each episode that is known, with the plans that are settled.
+
+        What ranks are still to agree upon is left out: to ask for reports must not need all of them.
+        """
         found = []
         for family in self.families.values():
-            self.settle(family)
+            if family.round is None:
+                family.settle()
             if family.settled is not None:
-                found += [_report(shape, family.settled) for shape in family.shapes.values()]
+                found += [_report(shape, family.settled, family.notes) for shape in family.shapes.values()]
         return tuple(found)
 
 
 steps = Steps()
-
-
-def _plans(calls: Sequence[Known]) -> tuple[Candidate, ...]:
-    return tuple(known.plan for known in calls)
 
 
 def _base_bytes(inputs: Sequence[Any]) -> int:
@@ -413,9 +307,9 @@ def _base_bytes(inputs: Sequence[Any]) -> int:
     return sum(found.values())
 
 
-def _report(shape: Shape, settled: Settled) -> StepReport:
+def _report(shape: Shape, settled: Settled, notes: tuple[str, ...]) -> StepReport:
     """The report of an episode."""
-    plans = _plans(shape.calls)
+    plans = plans_of(shape.calls)
     variants: dict[int, list[Candidate]] = {}
     for known in shape.calls:
         of_graph = variants.setdefault(known.graph.number, [])
@@ -440,10 +334,11 @@ def _report(shape: Shape, settled: Settled) -> StepReport:
         max(moment.peak_bytes for moment in moments),
         settled.lowest_peak_bytes,
         max(moment.outside_bytes for moment in moments),
-        shape.measured_bytes,
+        shape.learnt.measured_bytes,
         peak_bytes(shape.trace, shape.plans),
         sum(plan.seconds for plan in plans),
         sum(known.graph.baseline.seconds for known in shape.calls),
         settled.lower_bound_seconds,
         moments,
+        notes,
     )
