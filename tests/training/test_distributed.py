@@ -231,7 +231,7 @@ def layers(count: int, width: int, **more: Any) -> nn.Module:
     """Some layers, compiled one by one."""
     model = nn.Sequential(*(Layer(width) for _ in range(count)))
     for each in model:
-        each.compile(**options(**more))
+        each.compile(**options(planner="recursive", **more))
     return model
 
 
