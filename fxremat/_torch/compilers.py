@@ -6,6 +6,7 @@ See ``graphs.py`` for the other doors.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pathlib
 import re
@@ -336,8 +337,12 @@ class Origin:
         return _copied(self._module)
 
     def resumed(self) -> contextlib.AbstractContextManager[Any]:
-        """Compile as if Dynamo was at it still."""
-        return torch._guards.tracing(self._context)
+        """Compile as if Dynamo was at it still, but with nothing of what it does for the buckets of DDP."""
+        context = copy.copy(self._context)
+        if context is not None:
+            context.ddp_optimizer_ctx = None
+            context.fakify_first_call = False
+        return torch._guards.tracing(context)
 
     @property
     def outputs(self) -> list[Any]:
@@ -368,6 +373,17 @@ def compile_id() -> str:
     """Which compilation is under way, such as ``0/0``; empty outside of one."""
     current = torch._guards.CompileContext.current_compile_id()
     return "" if current is None else str(current)
+
+
+def is_tracing() -> bool:
+    """Whether a graph of Dynamo's is being compiled: what is called now, is called with fake tensors."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def is_bucket() -> bool:
+    """Whether the graph whose compilation is under way is one of those that DDP's buckets make of one."""
+    context = torch._guards.TracingContext.try_get()
+    return context is not None and context.ddp_optimizer_ctx is not None
 
 
 def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:

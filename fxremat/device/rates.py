@@ -8,7 +8,8 @@ noise remains seldom shows; what is kept is not measured again.
 
 Rates may be *pinned*: a file ``pinned.json`` in the folder of the ledgers is taken at its word, as in
 ``{"cpu": {"flops_per_second": 66e9, ...}}``, by kind of device and with all fields of ``Rates``, or refused.
-So several machines can be made to plan alike.
+So several machines can be made to plan alike. Processes that train together do so anyway: those of a process
+group all have the rates of the one that needed them first.
 
 A device that is not there (a graph traced for another machine, or for none) has the rates of a table: of one
 CPU and one GPU. The CPU's were measured by hand on 2 cores of an AMD EPYC of the Zen 4 line, float64 taken
@@ -36,7 +37,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fxremat._torch import profilers
+from fxremat._torch import processes, profilers
 from fxremat.device import ledger
 from fxremat.errors import RatesError
 
@@ -112,7 +113,19 @@ def rates(device: torch.device) -> Rates:
     book = ledger.open_ledger(facts(device))
     if book.first(KEY, _parsed) is None and not profilers.is_profiling():
         book.add({KEY: asdict(_measured(device))})
-    return book.first(KEY, _parsed) or table(device)
+    return _shared(device.type, book.first(KEY, _parsed) or table(device))
+
+
+def _shared(kind: str, own: Rates) -> Rates:
+    """The rates that all processes of a group have for a kind of device: those of the first that asked."""
+    group = processes.group()
+    if group is None:
+        return own
+    try:
+        found = group.first(f"rates/{kind}", json.dumps(asdict(own)))
+    except processes.StoreLost:
+        return own
+    return _parsed(json.loads(found)) or own
 
 
 def source(device: torch.device) -> str:

@@ -109,7 +109,7 @@ class Runner:
     def _first_policy(self) -> Policy:
         """Whether the graph may be all of its step but for the loss, or should take little from others."""
         budget, planner = self.options.budget, self.options.planner
-        if not steps.waiting and not frames.is_inside_of_module():
+        if not (steps.waiting or compilers.is_bucket() or frames.is_inside_of_module()):
             return WithinBudget(budget, planner)
         held = sum(run.plan.held_bytes for run in steps.waiting)
         room = resolve_budget(budget, 0) if is_size(budget) else None
@@ -232,6 +232,8 @@ class Runner:
             inputs: Its inputs.
             growth: How many times larger they may be by what the plan is made for.
         """
+        if compilers.is_tracing():
+            return self.variants[self.first_plan.schedule].compiled(*inputs)
         episode, run = steps.begin(self, inputs, growth)
         compiled = self._compiled(run) if steps.rehearsal is None else self._rehearsed
         episode.forward_begins(run, inputs)

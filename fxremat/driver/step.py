@@ -13,7 +13,8 @@ Episodes that begin alike are a *family*. Their plans are settled together, sinc
 episode goes on. A call that no episode of the family had runs a cautious plan, and the episode is learnt;
 but only so many times.
 
-Episodes belong to the thread that runs the forwards. A backward may run in any.
+Episodes belong to the thread that runs the forwards. A backward may run in any. Where several processes train
+together, they settle for the same plans (``agreement.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,116 +32,12 @@ from torch.autograd.graph import Node
 from fxremat._torch import autograd
 from fxremat._torch.fakes import Rehearsal
 from fxremat.driver import recording
+from fxremat.driver.family import Family, Known, Shape, plans_of
 from fxremat.driver.recording import Estimate, Part, Recording
-from fxremat.driver.settling import Graph, Settled, settled
+from fxremat.driver.settling import Graph, Settled
 from fxremat.driver.step_report import CallReport, StepReport
+from fxremat.episode.learnt import learnt
 from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
-from fxremat.errors import InfeasibleBudgetError
-
-MAX_RECORDINGS = 24  # of the episodes of a family
-
-
-@dataclass(eq=False)
-class Known:
-    """A call of a family's episodes, known by the calls before it.
-
-    Attributes:
-        graph: What it runs.
-        plan: The plan that it runs.
-        next: The calls that came after it, by graph.
-    """
-
-    graph: Graph
-    plan: Candidate
-    next: dict[int, Known] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Shape:
-    """An episode that is known: what ran, and what it took the last time that it was recorded.
-
-    Attributes:
-        calls: Its calls, in the order of their forwards.
-        trace: Its model.
-        growth: How many times larger its inputs may be by what the plans are made for.
-        measured_bytes: The highest live bytes; None where they could not be measured.
-        plans: With which plans it was recorded the last time.
-        is_rehearsed: Whether it has not run yet but in a rehearsal.
-    """
-
-    calls: tuple[Known, ...]
-    trace: Trace
-    growth: float
-    measured_bytes: int | None
-    plans: tuple[Candidate, ...]
-    is_rehearsed: bool = False
-
-
-class Family:
-    """The episodes that begin with one call.
-
-    Attributes:
-        first: That call.
-        shapes: What is known of them, by what ran.
-        is_pending: Whether plans are to be settled before the next one begins.
-        is_surprised: Whether one was met that is not known, and was not recorded.
-        recordings: How often any was recorded.
-        settled: What was settled for the calls of all of them.
-    """
-
-    def __init__(self, first: Known) -> None:
-        self.first = first
-        self.shapes: dict[tuple[tuple[Known, bool], ...], Shape] = {}
-        self.is_pending = False
-        self.is_surprised = False
-        self.recordings = 0
-        self.settled: Settled | None = None
-
-    @property
-    def is_to_be_recorded(self) -> bool:
-        """Whether there is more to learn: of an episode that is not known, or has got other plans."""
-        is_new = self.is_surprised or not self.shapes
-        has_changed = any(
-            shape.is_rehearsed or _plans(shape.calls) != shape.plans for shape in self.shapes.values()
-        )
-        return (is_new or has_changed) and self.recordings < MAX_RECORDINGS
-
-    def calls(self) -> list[Known]:
-        """All calls of its episodes, each once."""
-        return list(dict.fromkeys(call for shape in self.shapes.values() for call in shape.calls))
-
-    def excess(self) -> float:
-        """How many times more was measured than predicted for the plans that ran; 1 if it was less."""
-        found = [1.0]
-        for shape in self.shapes.values():
-            predicted = peak_bytes(shape.trace, shape.plans)
-            if shape.measured_bytes is not None and predicted:
-                found.append(shape.measured_bytes / predicted)
-        return max(found)
-
-    def trace(self, is_grown: bool) -> Trace:
-        """Its episodes one after the other, as if they were one; a call that they share is one call.
-
-        Args:
-            is_grown: Whether for inputs as large as plans are made for: outside bytes grow no faster.
-        """
-        position = {call: index for index, call in enumerate(self.calls())}
-        charges: list[dict[Place, int]] = [{} for _ in position]
-        events: list[Event] = []
-        after_bytes = 0
-        for shape in self.shapes.values():
-            growth = shape.growth if is_grown else 1.0
-            for index, event in enumerate(shape.trace.events):
-                between = max(round(growth * event.between_bytes), 0 if index else after_bytes)
-                call = position[shape.calls[event.call]]
-                outside = round(growth * event.outside_bytes)
-                events.append(Event(call, event.is_backward, outside, between))
-            for known, call_ in zip(shape.calls, shape.trace.calls, strict=True):
-                found = charges[position[known]]
-                found.update((place, max(size, found.get(place, 0))) for place, size in call_.charges.items())
-            after_bytes = round(growth * shape.trace.after_bytes)
-        calls = tuple(Call(known.graph.number, found) for known, found in zip(position, charges, strict=True))
-        return Trace(calls, tuple(events), after_bytes)
 
 
 class Run:
@@ -296,14 +192,10 @@ class Episode:
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
         signature = tuple((calls[position], is_backward) for position, is_backward in self.events)
-        before = self.family.shapes.get(signature)
         plans = tuple(run.plan for run in self.runs)
         growth = max(run.growth for run in self.runs)
-        shape = Shape(calls, trace, growth, measured if self.is_measured else None, plans, self.is_rehearsed)
-        if before is None or self.is_measured:
-            self.family.shapes[signature] = shape
-            self.family.is_pending = True
-            self.family.is_surprised = False
+        found = learnt(trace, measured if self.is_measured else None, plans)
+        self.family.learn(signature, Shape(calls, found, plans, growth, self.is_rehearsed))
 
     def abandon(self) -> None:
         """Learn nothing of it."""
@@ -414,7 +306,7 @@ class Steps(threading.local):
         family = self.families.get(graph.number)
         if family is None:
             family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
-        self.settle(family)
+        family.settle()
         is_recorded = family.is_to_be_recorded
         self.current = Episode(family, _base_bytes(inputs), is_recorded, graph.device, self.rehearsal)
         self._begun[graph.number] = family
@@ -434,21 +326,6 @@ class Steps(threading.local):
                 self.current.abandon()
             self.current, self._at, self.rehearsal, self._begun = before, at, None, {}
 
-    def settle(self, family: Family) -> None:
-        """Give the calls of a family their plans, if anything has been learnt of it since that was done."""
-        if not family.is_pending:
-            return
-        family.is_pending = False
-        calls = family.calls()
-        graphs = [each.graph for each in calls]
-        plans, excess = _plans(calls), family.excess()
-        try:
-            family.settled = settled(graphs, plans, family.trace(is_grown=True), excess)
-        except InfeasibleBudgetError:
-            family.settled = settled(graphs, plans, family.trace(is_grown=False), excess)
-        for known, plan in zip(calls, family.settled.plans, strict=True):
-            known.plan = plan
-
     def plans_of(self, graph: Graph) -> list[Candidate]:
         """The plans that calls of a graph run."""
         waiting = [family.first for family in self.families.values()]
@@ -462,22 +339,21 @@ class Steps(threading.local):
     def reports(self, families: Iterable[Family] | None = None) -> tuple[StepReport, ...]:
         """A report for each episode that is known, with the plans that are settled.
 
+        What ranks are still to agree upon is left out: to ask for reports must not need all of them.
+
         Args:
             families: Those meant; all by default.
         """
         found = []
         for family in self.families.values() if families is None else families:
-            self.settle(family)
+            if family.round is None:
+                family.settle()
             if family.settled is not None:
-                found += [_report(shape, family.settled) for shape in family.shapes.values()]
+                found += [_report(shape, family.settled, family.notes) for shape in family.shapes.values()]
         return tuple(found)
 
 
 steps = Steps()
-
-
-def _plans(calls: Sequence[Known]) -> tuple[Candidate, ...]:
-    return tuple(known.plan for known in calls)
 
 
 def _base_bytes(inputs: Sequence[Any]) -> int:
@@ -486,9 +362,9 @@ def _base_bytes(inputs: Sequence[Any]) -> int:
     return autograd.storage_bytes(tensors)
 
 
-def _report(shape: Shape, settled: Settled) -> StepReport:
+def _report(shape: Shape, settled: Settled, notes: tuple[str, ...]) -> StepReport:
     """The report of an episode."""
-    plans = _plans(shape.calls)
+    plans = plans_of(shape.calls)
     variants: dict[int, list[Candidate]] = {}
     for known in shape.calls:
         of_graph = variants.setdefault(known.graph.number, [])
@@ -513,10 +389,11 @@ def _report(shape: Shape, settled: Settled) -> StepReport:
         max(moment.peak_bytes for moment in moments),
         settled.lowest_peak_bytes,
         max(moment.outside_bytes for moment in moments),
-        shape.measured_bytes,
+        shape.learnt.measured_bytes,
         peak_bytes(shape.trace, shape.plans),
         sum(plan.seconds for plan in plans),
         sum(known.graph.baseline.seconds for known in shape.calls),
         settled.lower_bound_seconds,
         moments,
+        notes,
     )

@@ -532,18 +532,23 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def test_gradients_in_buckets_are_a_budget_each(group: None) -> None:
-    """Dynamo splits what is in DDP by its buckets: each part is a graph with the budget of its own."""
+def test_gradients_in_buckets_share_the_budget_of_the_step(group: None) -> None:
+    """Dynamo splits what is in DDP by its buckets: each part is a graph, and the budget is that of all."""
+    steps = len(fxremat.steps())
     module, subject = twins(lambda: Layers(3, 512))
     call = compiled(nn.parallel.DistributedDataParallel(subject, bucket_cap_mb=1), budget="min")
-    x = torch.randn(2, 512)
+    x = torch.randn(512, 512)
     reports = reports_of(lambda: call(x).sum().backward())
     with call.no_sync():
         call(x).sum().backward()
     for _ in range(2):
         module(x).sum().backward()
-    assert len(reports) == 3
-    assert {report.budget for report in reports} == {"min"}
+    (step,) = fxremat.steps()[steps:]
+    assert len(reports) == len(step.calls) == 3
+    assert {report.budget for report in reports} == {step.budget} == {"min"}
+    assert step.peak_bytes == step.lowest_peak_bytes < step.baseline_peak_bytes
+    assert step.measured_peak_bytes is not None
+    assert step.measured_peak_bytes <= step.measured_plans_peak_bytes
     assert_same_gradients(subject, module)
 
 

@@ -1,0 +1,209 @@
+"""Family: what is known of the episodes that begin with one call, and which plans its calls have.
+
+The episodes of a family are settled together, since a call can't know how its episode goes on: one after the
+other as if they were one, in which the calls that they share are one call. Where several processes train
+together, all of them settle for the same (``agreement.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from fxremat.driver.agreement import Round, digest_of, post
+from fxremat.driver.settling import Graph, Settled, settled
+from fxremat.episode.learnt import Learnt
+from fxremat.episode.trace import Call, Candidate, Event, Place, Trace
+from fxremat.errors import FxrematError, InfeasibleBudgetError
+
+MAX_RECORDINGS = 24  # of the episodes of a family
+
+_numbers = itertools.count()
+
+
+@dataclass(eq=False)
+class Known:
+    """A call of a family's episodes, known by the calls before it.
+
+    Attributes:
+        graph: What it runs.
+        plan: The plan that it runs.
+        next: The calls that came after it, by graph.
+    """
+
+    graph: Graph
+    plan: Candidate
+    next: dict[int, Known] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Shape:
+    """An episode that is known: what ran, and what it took the last time that it was recorded.
+
+    Attributes:
+        calls: Its calls, in the order of their forwards.
+        learnt: What is known of it.
+        plans: With which plans it was recorded the last time.
+        growth: How many times larger its inputs may be by what the plans are made for.
+        is_rehearsed: Whether it has not run yet but in a rehearsal.
+    """
+
+    calls: tuple[Known, ...]
+    learnt: Learnt
+    plans: tuple[Candidate, ...]
+    growth: float = 1.0
+    is_rehearsed: bool = False
+
+    @property
+    def trace(self) -> Trace:
+        """Its model."""
+        return self.learnt.trace
+
+
+Signature: TypeAlias = tuple[tuple[Known, bool], ...]  # calls, and whether their backward ran, in order
+
+
+class Family:
+    """The episodes that begin with one call.
+
+    Attributes:
+        number: How many this process had before.
+        first: That call.
+        shapes: What is known of them, by what ran.
+        latest: Which of these was recorded last.
+        is_pending: Whether plans are to be settled before the next one begins.
+        is_surprised: Whether one was met that is not known, and was not recorded.
+        recordings: How often any was recorded.
+        round: What is to be agreed upon with other ranks before plans are settled; None for nothing.
+        settled: What was settled for the calls of all of them.
+        notes: What is to be known of that.
+    """
+
+    def __init__(self, first: Known) -> None:
+        self.number = next(_numbers)
+        self.first = first
+        self.shapes: dict[Signature, Shape] = {}
+        self.latest: Signature = ()
+        self.is_pending = False
+        self.is_surprised = False
+        self.recordings = 0
+        self.round: Round | None = None
+        self.settled: Settled | None = None
+        self.notes: tuple[str, ...] = ()
+
+    @property
+    def is_to_be_recorded(self) -> bool:
+        """Whether there is more to learn: of an episode that is not known, or has got other plans."""
+        is_new = self.is_surprised or not self.shapes
+        has_changed = any(
+            shape.is_rehearsed or plans_of(shape.calls) != shape.plans for shape in self.shapes.values()
+        )
+        return (is_new or has_changed) and self.recordings < MAX_RECORDINGS
+
+    def calls(self) -> list[Known]:
+        """All calls of its episodes, each once."""
+        return list(dict.fromkeys(call for shape in self.shapes.values() for call in shape.calls))
+
+    def excess(self) -> float:
+        """How many times more was measured than predicted for the plans that ran; 1 if it was less."""
+        return max(shape.learnt.excess for shape in self.shapes.values())
+
+    def trace(self, is_grown: bool) -> Trace:
+        """Its episodes one after the other, as if they were one; a call that they share is one call.
+
+        Args:
+            is_grown: Whether for inputs as large as plans are made for: outside bytes grow no faster.
+        """
+        position = {call: index for index, call in enumerate(self.calls())}
+        charges: list[dict[Place, int]] = [{} for _ in position]
+        events: list[Event] = []
+        after_bytes = 0
+        for shape in self.shapes.values():
+            growth = shape.growth if is_grown else 1.0
+            for index, event in enumerate(shape.trace.events):
+                between = max(round(growth * event.between_bytes), 0 if index else after_bytes)
+                call = position[shape.calls[event.call]]
+                outside = round(growth * event.outside_bytes)
+                events.append(Event(call, event.is_backward, outside, between))
+            for known, call_ in zip(shape.calls, shape.trace.calls, strict=True):
+                found = charges[position[known]]
+                found.update((place, max(size, found.get(place, 0))) for place, size in call_.charges.items())
+            after_bytes = round(growth * shape.trace.after_bytes)
+        calls = tuple(Call(known.graph.number, found) for known, found in zip(position, charges, strict=True))
+        return Trace(calls, tuple(events), after_bytes)
+
+    def learn(self, signature: Signature, found: Shape) -> None:
+        """Keep what is known of an episode that was recorded, and tell it to other ranks."""
+        is_measured = found.learnt.measured_bytes is not None
+        is_better = is_measured or signature not in self.shapes
+        if is_better:
+            self.shapes[signature] = found
+        if self.round is not None:
+            self.round.call_off()
+        self.latest, known = signature, self.shapes[signature].learnt
+        self.round = post(f"{self.number}/{self.recordings}", self._digest(), is_measured, known, found.plans)
+        if is_better or self.round is not None:  # which then does not depend on what this rank could measure
+            self.is_pending = True
+            self.is_surprised = False
+
+    def _digest(self) -> str:
+        """The same for ranks that know the same episodes, and have recorded the same last."""
+        position = {call: index for index, call in enumerate(self.calls())}
+        order = [
+            (signature == self.latest, [(position[call], is_backward) for call, is_backward in signature])
+            for signature in self.shapes
+        ]
+        return digest_of([call.graph for call in position], order)
+
+    def settle(self) -> None:
+        """Give the calls their plans, if anything has been learnt since, and ranks agree.
+
+        Raises:
+            InfeasibleBudgetError: No plans fit a budget.
+        """
+        if not self.is_pending:
+            return
+        if self.round is None:
+            self.is_pending = False
+            self._take(self._settled())
+            return
+        agreed = self.round.agreed(self._settled)
+        if agreed is None:
+            return
+        self.is_pending, self.round, self.notes = False, None, (agreed.note,)
+        self._keep(agreed.learnt, agreed.plans if agreed.is_measured else self.shapes[self.latest].plans)
+        if isinstance(agreed.settled, FxrematError):
+            raise agreed.settled
+        self._take(agreed.settled)
+
+    def _settled(self, known: Learnt | None = None) -> Settled:
+        """What to settle for, by what is known of the latest episode."""
+        if known is not None:
+            self._keep(known, self.shapes[self.latest].plans)
+        calls = self.calls()
+        graphs, plans, excess = [each.graph for each in calls], plans_of(calls), self.excess()
+        try:
+            return settled(graphs, plans, self.trace(is_grown=True), excess)
+        except InfeasibleBudgetError:
+            return settled(graphs, plans, self.trace(is_grown=False), excess)
+
+    def _keep(self, known: Learnt, plans: tuple[Candidate, ...]) -> None:
+        """Know this of the latest episode; another rank may have other numbers for its graphs."""
+        shape = self.shapes[self.latest]
+        calls = shape.calls
+        pairs = zip(calls, known.trace.calls, strict=True)
+        numbered = tuple(replace(call, graph=own.graph.number) for own, call in pairs)
+        learnt = replace(known, trace=replace(known.trace, calls=numbered))
+        self.shapes[self.latest] = replace(shape, learnt=learnt, plans=plans)
+
+    def _take(self, found: Settled) -> None:
+        self.settled = found
+        for known, plan in zip(self.calls(), found.plans, strict=True):
+            known.plan = plan
+
+
+def plans_of(calls: Sequence[Known]) -> tuple[Candidate, ...]:
+    """The plans that calls run."""
+    return tuple(known.plan for known in calls)
