@@ -147,6 +147,7 @@ def _wait_for_cuda() -> None:
 
 
 def _measure_cpu(step: Callable[[], object]) -> Measurement:
+    profilers.make_way()
     if profilers.is_profiling() or profilers.session_elsewhere():  # torch would end one of them, or crash
         raise FxrematError(
             "a profiler is recording or being prepared, and torch has but one: measure before it or after it"

@@ -9,6 +9,9 @@
 3. ``torch.autograd._engine_run_backward`` (``watching_passes``; all versions), which every backward pass of
    a Python program goes through. Torch tells the nodes of a pass when it is over, but in a thread or with
    thread-local state of its own. In force while somebody watches.
+4. ``_prepare_profiler`` and ``_enable_profiler`` of ``torch.autograd.profiler`` (``making_way``; all
+   versions). Torch has one profiler for a thread, and a recording of ours gives way to one that a user starts.
+   In force while anything is recorded.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
 (``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
@@ -28,8 +31,9 @@ from typing import Any
 import networkx as nx
 import torch
 from torch._functorch import partitioners
+from torch.autograd import profiler
 
-__all__ = ["add_missing_implementation", "choosing_by", "reading_code", "watching_passes"]
+__all__ = ["add_missing_implementation", "choosing_by", "making_way", "reading_code", "watching_passes"]
 
 Cut = Callable[[Any, Any, Any], Any]
 
@@ -149,6 +153,48 @@ def watching_passes(begins: Callable[[Sequence[Any]], None], ended: Callable[[],
             passes = torch.autograd._engine_run_backward
             if not _watchers and isinstance(passes, _Passes):
                 torch.autograd._engine_run_backward = passes.before
+
+    return end
+
+
+# --- Profilers --------------------------------------------------------------------------------------
+
+_STARTERS = ("_prepare_profiler", "_enable_profiler")
+_ways: list[Callable[[], None]] = []
+
+
+class _Starter:
+    """Stands in the place of a function that starts a profiler while anybody is to make way for it."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self.before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for make_way in tuple(_ways):
+            make_way()
+        return self.before(*args, **kwargs)
+
+
+def making_way(make_way: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called before a profiler of torch's starts, in the thread that starts it.
+
+    Returns:
+        What ends it; to be called once.
+    """
+    with _lock:
+        _ways.append(make_way)
+        for name in _STARTERS:
+            starter = getattr(profiler, name)
+            if not isinstance(starter, _Starter):
+                setattr(profiler, name, _Starter(starter))
+
+    def end() -> None:
+        with _lock:
+            _ways.remove(make_way)
+            for name in _STARTERS if not _ways else ():
+                starter = getattr(profiler, name)
+                if isinstance(starter, _Starter):
+                    setattr(profiler, name, starter.before)
 
     return end
 

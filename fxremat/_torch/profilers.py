@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,10 +19,13 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerAction, ProfilerActivity
 
+from fxremat._torch import patches
+
 __all__ = [
     "AllocatorRecord",
     "allocator_changes",
     "is_profiling",
+    "make_way",
     "quiet_session",
     "session_elsewhere",
 ]
@@ -31,9 +35,29 @@ _MARK = "fxremat"  # the name of an event that parts what is recorded
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
+class _Thread(threading.local):
+    """What records in a thread.
+
+    Attributes:
+        record: The record that goes on; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.record: AllocatorRecord | None = None
+
+
+_thread = _Thread()
+
+
 def is_profiling() -> bool:
-    """Whether a profiler is recording in this thread."""
-    return bool(torch._C._autograd._profiler_enabled())
+    """Whether a profiler is recording in this thread that is no record of ours."""
+    return bool(torch._C._autograd._profiler_enabled()) and _thread.record is None
+
+
+def make_way() -> None:
+    """Break off what records in this thread."""
+    if _thread.record is not None:
+        _thread.record.break_off()
 
 
 def session_elsewhere() -> bool:
@@ -93,7 +117,15 @@ class AllocatorRecord:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.parts: list[list[int]] = [[]]  # what is read by now; the last part goes on
+        self.is_broken_off = False
+        self._end_way: Callable[[], None] | None = None
         self.resume()
+
+    def break_off(self) -> None:
+        """Make way for another profiler: what was recorded is of no use any more."""
+        self.pause()
+        self.is_broken_off = True
+        self.parts = []
 
     def mark(self) -> None:
         """Begin a new part."""
@@ -101,14 +133,22 @@ class AllocatorRecord:
             pass
 
     def resume(self) -> None:
-        """Record."""
+        """Record; nothing that was broken off."""
+        if self.is_broken_off:
+            return
         nothing = torch._C._profiler._ExperimentalConfig()
         kind = profiler.ProfilerState.CPU
         config = profiler.ProfilerConfig(kind, False, True, False, False, False, nothing)
         torch._C._autograd._enable_profiler_legacy(config)
+        _thread.record = self
+        self._end_way = patches.making_way(make_way)
 
     def pause(self) -> None:
         """Record no more for now."""
+        if self._end_way is None:
+            return
+        self._end_way()
+        self._end_way = _thread.record = None
         threads: Any = torch._C._autograd._disable_profiler_legacy()
         events = [event for events in threads for event in events]
         events.sort(key=lambda event: event.start_us())

@@ -91,6 +91,7 @@ class Episode:
         self.is_rehearsed = rehearsal is not None
         self.recording: Recording | None = None
         self._end_watch: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
         if is_recorded:
             family.recordings += 1
             found = recording.start(device) if rehearsal is None else recording.Rehearsed(rehearsal)
@@ -149,6 +150,8 @@ class Episode:
             self.ran.append(begins)
 
     def _pass_begins(self, roots: Sequence[Any]) -> None:
+        if threading.get_ident() != self._thread:
+            return
         widest = self._go_into(each.grad_fn for each in roots if isinstance(each, Tensor))
         if isinstance(self.recording, Estimate) and not self.is_paused:
             self.result_bytes = widest  # what the loss is computed from: a variable of the program holds it
@@ -164,6 +167,8 @@ class Episode:
 
     def _pass_ended(self) -> None:
         has_run = any(is_backward for _, is_backward in self.events)
+        if threading.get_ident() != self._thread:
+            return
         if has_run and not self.waiting and not self.is_paused and self.recording is not None:
             self.learn()
 
@@ -187,7 +192,7 @@ class Episode:
     def learn(self) -> None:
         """End the recording, and keep what it says."""
         parts = self._end_recording()
-        if not self.runs:
+        if not self.runs or not parts:
             return
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)

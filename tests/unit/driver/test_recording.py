@@ -2,6 +2,7 @@
 
 import torch
 
+from fxremat import measure
 from fxremat._torch import profilers
 from fxremat.driver import recording
 from fxremat.driver.recording import CpuRecording, Estimate, Part
@@ -44,6 +45,23 @@ def test_nothing_is_recorded_beside_a_profiler_of_the_users() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert recording.start(CPU) is None
     assert recording.start(torch.device("meta")) is None
+
+
+def test_a_recording_makes_way_for_a_profiler_of_the_users() -> None:
+    """Torch would refuse to start it. What was recorded is forgotten, and torch is as it was."""
+    starter = torch.autograd.profiler._enable_profiler
+    recorded = CpuRecording(CPU)
+    torch.empty(1000)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True):
+        recorded.mark()
+        recorded.pause()
+        recorded.resume()
+    assert recorded.stop() == []
+    assert torch.autograd.profiler._enable_profiler is starter
+    another = CpuRecording(CPU)
+    assert measure.measure_peak(lambda: torch.empty(1000), device="cpu").peak_bytes == 4000
+    assert another.stop() == []
+    assert not profilers.is_profiling()
 
 
 def test_an_estimate_follows_what_is_known() -> None:

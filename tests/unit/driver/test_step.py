@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxremat.driver.family import MAX_RECORDINGS
 from fxremat.driver.options import Budget, Options
-from fxremat.driver.step import MAX_RECORDINGS, Episode, Run, Steps
+from fxremat.driver.step import Episode, Run, Steps
 from fxremat.driver.step_report import StepReport
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError
