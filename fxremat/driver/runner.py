@@ -26,7 +26,7 @@ from fxremat._torch import autograd, compilers, graphs
 from fxremat.driver import frames, policy
 from fxremat.driver.compilation import Compilation
 from fxremat.driver.options import Options, is_size, resolve_budget
-from fxremat.driver.policy import Asked, Asking, Cautious, Given, Policy, WithinBudget
+from fxremat.driver.policy import Asked, Asking, Cautious, Given, MaybeAlone, Policy, WithinBudget
 from fxremat.driver.report import Report
 from fxremat.driver.step import Episode, Run, steps
 from fxremat.episode.candidates import candidate
@@ -79,7 +79,6 @@ class Runner:
         self._compile = compile_
         self._origin = origin
         self._prospects: Prospects
-        self._is_alone = False
         self._problem: Problem | None = None
 
     def compile_first(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Variant:
@@ -90,12 +89,10 @@ class Runner:
             inputs: Example inputs.
 
         Raises:
-            InfeasibleBudgetError: No plan of it fits what is left of the budget.
+            InfeasibleBudgetError: No plan of it fits the budget.
         """
-        first = self._first_policy()
-        self._is_alone = isinstance(first, WithinBudget)
         with steps.paused(), graphs.at_sizes(self.sizes):
-            variant = self._variant(module, inputs, first)
+            variant = self._variant(module, inputs, self._first_policy())
         prospects = variant.compilation.prospects
         if prospects is not None:
             self._prospects = prospects
@@ -109,10 +106,9 @@ class Runner:
         """Whether the graph may be all of its step but for the loss, or should take little from others."""
         budget, planner = self.options.budget, self.options.planner
         if not steps.waiting and not frames.is_inside_of_module():
-            return WithinBudget(budget, planner)
-        held = sum(run.plan.held_bytes for run in steps.waiting)
-        room = resolve_budget(budget, 0) if is_size(budget) else None
-        return Cautious(planner, None if room is None else max(0, room - held))
+            return MaybeAlone(budget, planner)
+        waiting = sum(run.plan.held_bytes for run in steps.waiting)
+        return Cautious(planner, resolve_budget(budget, 0) if is_size(budget) else None, waiting)
 
     def _variant(self, module: fx.GraphModule, inputs: Sequence[Any], policy: Policy) -> Variant:
         compilation = Compilation(self.options, self._fingerprint, self.name, policy)
@@ -134,7 +130,7 @@ class Runner:
     @property
     def own_plan(self) -> Candidate | None:
         """The plan that it has for itself; None if it was compiled as a part of a step."""
-        return self.first_plan if self._is_alone else None
+        return None if self._prospects.candidates else self.first_plan
 
     @property
     def baseline(self) -> Candidate:

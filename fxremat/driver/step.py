@@ -79,7 +79,7 @@ class Family:
 
     Attributes:
         first: That call.
-        shapes: What is known of them, by what ran.
+        shapes: What is known of them, by whether gradients were there when they began, and by what ran.
         is_pending: Whether plans are to be settled before the next one begins.
         is_surprised: Whether one was met that is not known, and was not recorded.
         recordings: How often any was recorded.
@@ -88,7 +88,7 @@ class Family:
 
     def __init__(self, first: Known) -> None:
         self.first = first
-        self.shapes: dict[tuple[tuple[Known, bool], ...], Shape] = {}
+        self.shapes: dict[tuple[bool, tuple[tuple[Known, bool], ...]], Shape] = {}
         self.is_pending = False
         self.is_surprised = False
         self.recordings = 0
@@ -165,15 +165,20 @@ class Episode:
 
     Attributes:
         family: What it belongs to.
+        base_bytes: The results that its first graph was given.
+        accumulates: Whether gradients were there when it began.
+        kept_bytes: And how much of them.
         runs: Its calls.
         waiting: Those whose backward is to come.
         events: The positions of calls, and whether their backward ran, in order.
         recording: What is being measured; None for an episode that is known.
     """
 
-    def __init__(self, family: Family, base_bytes: int, is_recorded: bool, device: torch.device) -> None:
+    def __init__(self, family: Family, base_bytes: int, accumulates: bool, device: torch.device) -> None:
         self.family = family
         self.base_bytes = base_bytes
+        self.accumulates = accumulates
+        self.kept_bytes = 0
         self.runs: list[Run] = []
         self.waiting: dict[Run, bool] = {}  # and whether a backward has run since its forward
         self.events: list[tuple[int, bool]] = []
@@ -182,7 +187,7 @@ class Episode:
         self.is_measured = self.is_paused = False
         self.recording: Recording | None = None
         self._end_watch: Callable[[], None] | None = None
-        if is_recorded:
+        if family.is_to_be_recorded:
             family.recordings += 1
             found = recording.start(device)
             self.is_measured = found is not None
@@ -239,6 +244,8 @@ class Episode:
             self.ran.append(begins)
 
     def _pass_begins(self, roots: Sequence[Any]) -> None:
+        if self.accumulates and not any(is_backward for _, is_backward in self.events):
+            self.kept_bytes = sum(autograd.gradients_of(roots).values())
         widest = self._go_into(each.grad_fn for each in roots if isinstance(each, Tensor))
         if isinstance(self.recording, Estimate) and not self.is_paused:
             self.result_bytes = widest  # what the loss is computed from: a variable of the program holds it
@@ -281,7 +288,8 @@ class Episode:
             return
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
-        signature = tuple((calls[position], is_backward) for position, is_backward in self.events)
+        events = tuple((calls[position], is_backward) for position, is_backward in self.events)
+        signature = self.accumulates, events
         before = self.family.shapes.get(signature)
         plans = tuple(run.plan for run in self.runs)
         growth = max(run.growth for run in self.runs)
@@ -303,7 +311,7 @@ class Episode:
         """The model of the episode, and the highest live bytes, of the parts in which it was recorded."""
         waiting: dict[int, int] = {}
         events = []
-        live = highest = between = self.base_bytes
+        live = highest = between = self.base_bytes + self.kept_bytes
         left = iter(self.events)
         for ran, part in itertools.zip_longest(self.ran, parts, fillvalue=False):
             assert isinstance(part, Part)
@@ -394,14 +402,17 @@ class Steps(threading.local):
         if family is None:
             family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
         self.settle(family)
-        self.current = Episode(family, _base_bytes(inputs), family.is_to_be_recorded, graph.device)
+        accumulates = any(
+            isinstance(each, Tensor) and each.is_leaf and each.grad is not None for each in inputs
+        )
+        family.is_surprised |= all(accumulates != before for before, _ in family.shapes)
+        self.current = Episode(family, _base_bytes(inputs), accumulates, graph.device)
         self._at = None
 
     def settle(self, family: Family) -> None:
         """Give the calls of a family their plans, if anything has been learnt of it since that was done."""
         if not family.is_pending:
             return
-        family.is_pending = False
         calls = family.calls()
         graphs = [each.graph for each in calls]
         plans, excess = _plans(calls), family.excess()
@@ -411,6 +422,7 @@ class Steps(threading.local):
             family.settled = settled(graphs, plans, family.trace(is_grown=False), excess)
         for known, plan in zip(calls, family.settled.plans, strict=True):
             known.plan = plan
+        family.is_pending = False
 
     def plans_of(self, graph: Graph) -> list[Candidate]:
         """The plans that calls of a graph run."""
@@ -426,7 +438,8 @@ class Steps(threading.local):
         """A report for each episode that is known, with the plans that are settled."""
         found = []
         for family in self.families.values():
-            self.settle(family)
+            with contextlib.suppress(InfeasibleBudgetError):  # the next step raises it
+                self.settle(family)
             if family.settled is not None:
                 found += [_report(shape, family.settled) for shape in family.shapes.values()]
         return tuple(found)
