@@ -23,6 +23,7 @@ __all__ = [
     "backward_of",
     "clock",
     "count_of_writes",
+    "gradients_of",
     "has_saved_tensor_hooks",
     "keeps_graph",
     "parts",
@@ -58,6 +59,24 @@ def accumulated(node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor]:
     pairs = zip(gradients, node.next_functions, strict=False)
     stays = ((each, after) for each, (after, _) in pairs if each is not None and after is not None)
     return [each for each, after in stays if hasattr(after, "variable")]
+
+
+def gradients_of(roots: Iterable[object]) -> dict[int, int]:
+    """The gradients that leaves have already, of which tensors are computed: bytes, by storage."""
+    waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]
+    seen: set[Node] = set()
+    found: dict[int, int] = {}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        gradient: Any = getattr(getattr(node, "variable", None), "grad", None)
+        if gradient is not None and gradient.layout is torch.strided:
+            storage = gradient.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+    return found
 
 
 def around_graphs(nodes: Iterable[Node | None], known: Container[int]) -> tuple[int, int]:

@@ -10,7 +10,7 @@
    a Python program goes through. Torch tells the nodes of a pass when it is over, but in a thread or with
    thread-local state of its own. In force while somebody watches.
 4. ``_prepare_profiler`` and ``_enable_profiler`` of ``torch.autograd.profiler`` (``making_way``; all
-   versions). Torch has one profiler for a thread, and a recording of ours gives way to one that a user starts.
+   versions). Torch has one profiler for a thread, and a recording of ours gives way to one of a user.
    In force while anything is recorded.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it

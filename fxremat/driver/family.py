@@ -62,7 +62,8 @@ class Shape:
         return self.learnt.trace
 
 
-Signature: TypeAlias = tuple[tuple[Known, bool], ...]  # calls, and whether their backward ran, in order
+# Whether gradients were there when it began, then calls, and whether their backward ran, in order.
+Signature: TypeAlias = tuple[bool, tuple[tuple[Known, bool], ...]]
 
 
 class Family:
@@ -71,7 +72,7 @@ class Family:
     Attributes:
         number: How many this process had before.
         first: That call.
-        shapes: What is known of them, by what ran.
+        shapes: What is known of them, by whether gradients were there when they began, and by what ran.
         latest: Which of these was recorded last.
         is_pending: Whether plans are to be settled before the next one begins.
         is_surprised: Whether one was met that is not known, and was not recorded.
@@ -85,7 +86,7 @@ class Family:
         self.number = next(_numbers)
         self.first = first
         self.shapes: dict[Signature, Shape] = {}
-        self.latest: Signature = ()
+        self.latest: Signature = (False, ())
         self.is_pending = False
         self.is_surprised = False
         self.recordings = 0
@@ -152,7 +153,7 @@ class Family:
         """The same for ranks that know the same episodes, and have recorded the same last."""
         position = {call: index for index, call in enumerate(self.calls())}
         order = [
-            (signature == self.latest, [(position[call], is_backward) for call, is_backward in signature])
+            (signature == self.latest, signature[0], [(position[call], ran) for call, ran in signature[1]])
             for signature in self.shapes
         ]
         return digest_of([call.graph for call in position], order)
@@ -166,8 +167,8 @@ class Family:
         if not self.is_pending:
             return
         if self.round is None:
-            self.is_pending = False
             self._take(self._settled())
+            self.is_pending = False
             return
         agreed = self.round.agreed(self._settled)
         if agreed is None:
@@ -175,6 +176,7 @@ class Family:
         self.is_pending, self.round, self.notes = False, None, (agreed.note,)
         self._keep(agreed.learnt, agreed.plans if agreed.is_measured else self.shapes[self.latest].plans)
         if isinstance(agreed.settled, FxrematError):
+            self.is_pending = True  # the next step is refused as well
             raise agreed.settled
         self._take(agreed.settled)
 

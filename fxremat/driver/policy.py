@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fxremat.driver.options import Budget, GivenPlanner
+from fxremat.driver.options import Budget, GivenPlanner, is_size
 from fxremat.driver.pipeline import Choice, bounded, bounds_of, decide, solve
 from fxremat.episode.candidates import candidate, candidates
 from fxremat.episode.trace import Candidate, Prospects
@@ -44,6 +44,30 @@ class WithinBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class MaybeAlone:
+    """The plan that serves a budget if the graph is all of its step; else a cautious one.
+
+    A part of the graph's own peak may be too little for it where the same part of the step's peak is not.
+    """
+
+    budget: Budget
+    planner: GivenPlanner
+
+    def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
+        """The least time within the budget, if that is possible.
+
+        Raises:
+            InfeasibleBudgetError: The budget is a number of bytes, and no plan fits it.
+        """
+        try:
+            return WithinBudget(self.budget, self.planner).choose(problem, within_bytes)
+        except InfeasibleBudgetError:
+            if is_size(self.budget):
+                raise
+        return Cautious(self.planner).choose(problem, within_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """A plan that is settled."""
 
@@ -60,23 +84,27 @@ class Cautious:
 
     Attributes:
         planner: Which planner makes the plans.
-        room_bytes: What is left of the budget; None where that is no number of bytes yet.
+        budget_bytes: The budget of the step; None where that is no number of bytes yet.
+        waiting_bytes: What calls hold whose backward is to come. With other plans they may hold less, so that
+            a plan which is too high beside them is none that the step can't have.
     """
 
     planner: GivenPlanner
-    room_bytes: int | None
+    budget_bytes: int | None = None
+    waiting_bytes: int = 0
 
     def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
         """That plan.
 
         Raises:
-            InfeasibleBudgetError: No plan fits into what is left.
+            InfeasibleBudgetError: No plan fits the budget, even if nothing else ran.
         """
         plans = candidates_of(problem, self.planner)
         least = min(map(peak_bytes, plans))
-        if self.room_bytes is not None and least > self.room_bytes:
-            raise InfeasibleBudgetError(self.room_bytes, least, problem.graph.name, least)
-        chosen = problem.evaluate(cautious(plans, self.room_bytes).schedule, "auto")
+        if self.budget_bytes is not None and least > self.budget_bytes:
+            raise InfeasibleBudgetError(self.budget_bytes, least, problem.graph.name, least)
+        room_bytes = None if self.budget_bytes is None else self.budget_bytes - self.waiting_bytes
+        chosen = problem.evaluate(cautious(plans, room_bytes).schedule, "auto")
         return replace(_choice(problem, chosen), candidates=plans)
 
 

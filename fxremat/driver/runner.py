@@ -10,6 +10,7 @@ was planned for at most where sizes are no larger.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -27,7 +28,7 @@ from fxremat.driver import frames, policy
 from fxremat.driver.compilation import Compilation
 from fxremat.driver.options import Options, is_size, resolve_budget
 from fxremat.driver.pipeline import Choice
-from fxremat.driver.policy import Asked, Asking, Cautious, Given, Policy, WithinBudget
+from fxremat.driver.policy import Asked, Asking, Cautious, Given, MaybeAlone, Policy, WithinBudget
 from fxremat.driver.report import Report
 from fxremat.driver.step import Episode, Run, steps
 from fxremat.episode.candidates import candidate
@@ -80,7 +81,6 @@ class Runner:
         self._compile = compile_
         self._origin = origin
         self._prospects: Prospects
-        self._is_alone = False
         self._problem: Problem | None = None
 
     def compile_first(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Variant:
@@ -91,12 +91,10 @@ class Runner:
             inputs: Example inputs.
 
         Raises:
-            InfeasibleBudgetError: No plan of it fits what is left of the budget.
+            InfeasibleBudgetError: No plan of it fits the budget.
         """
-        first = self._first_policy()
-        self._is_alone = isinstance(first, WithinBudget)
         with steps.paused(), graphs.at_sizes(self.sizes):
-            variant = self._variant(module, inputs, first)
+            variant = self._variant(module, inputs, self._first_policy())
         prospects = variant.compilation.prospects
         if prospects is not None:
             self._prospects = prospects
@@ -110,10 +108,9 @@ class Runner:
         """Whether the graph may be all of its step but for the loss, or should take little from others."""
         budget, planner = self.options.budget, self.options.planner
         if not (steps.waiting or compilers.is_bucket() or frames.is_inside_of_module()):
-            return WithinBudget(budget, planner)
-        held = sum(run.plan.held_bytes for run in steps.waiting)
-        room = resolve_budget(budget, 0) if is_size(budget) else None
-        return Cautious(planner, None if room is None else max(0, room - held))
+            return MaybeAlone(budget, planner)
+        waiting = sum(run.plan.held_bytes for run in steps.waiting)
+        return Cautious(planner, resolve_budget(budget, 0) if is_size(budget) else None, waiting)
 
     def look_ahead(self) -> bool:
         """Choose the first plan of the graph without compiling it, for a rehearsal.
@@ -124,7 +121,6 @@ class Runner:
         problem = self._asked()
         if problem is None:
             return False
-        self._is_alone = not steps.waiting and not frames.is_inside_of_module()
         try:
             self._prospects = policy.prospects(self._choice_ahead(problem))
         except FxrematError:
@@ -136,12 +132,10 @@ class Runner:
     def _choice_ahead(self, problem: Problem) -> Choice:
         """The first plan; that the step has no room for it is said when the whole of it is known."""
         budget, planner = self.options.budget, self.options.planner
-        if self._is_alone:
-            try:
+        if not steps.waiting and not frames.is_inside_of_module():
+            with contextlib.suppress(InfeasibleBudgetError):
                 return WithinBudget(budget, planner).choose(problem, None)
-            except InfeasibleBudgetError:
-                self._is_alone = False
-        return Cautious(planner, None).choose(problem, None)
+        return Cautious(planner).choose(problem, None)
 
     def adopt(self, origin: compilers.Origin) -> None:
         """Go on with the graph as Dynamo has traced it now."""
@@ -167,7 +161,7 @@ class Runner:
     @property
     def own_plan(self) -> Candidate | None:
         """The plan that it has for itself; None if it was compiled as a part of a step."""
-        return self.first_plan if self._is_alone else None
+        return None if self._prospects.candidates else self.first_plan
 
     @property
     def baseline(self) -> Candidate:

@@ -38,6 +38,7 @@ from fxremat.driver.settling import Graph, Settled
 from fxremat.driver.step_report import CallReport, StepReport
 from fxremat.episode.learnt import learnt
 from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
+from fxremat.errors import InfeasibleBudgetError
 
 
 class Run:
@@ -66,6 +67,9 @@ class Episode:
 
     Attributes:
         family: What it belongs to.
+        base_bytes: The results that its first graph was given.
+        accumulates: Whether gradients were there when it began.
+        kept_bytes: And how much of them.
         runs: Its calls.
         waiting: Those whose backward is to come.
         events: The positions of calls, and whether their backward ran, in order.
@@ -76,12 +80,14 @@ class Episode:
         self,
         family: Family,
         base_bytes: int,
-        is_recorded: bool,
+        accumulates: bool,
         device: torch.device,
         rehearsal: Rehearsal | None = None,
     ) -> None:
         self.family = family
         self.base_bytes = base_bytes
+        self.accumulates = accumulates
+        self.kept_bytes = 0
         self.runs: list[Run] = []
         self.waiting: dict[Run, bool] = {}  # and whether a backward has run since its forward
         self.events: list[tuple[int, bool]] = []
@@ -92,7 +98,7 @@ class Episode:
         self.recording: Recording | None = None
         self._end_watch: Callable[[], None] | None = None
         self._thread = threading.get_ident()
-        if is_recorded:
+        if family.is_to_be_recorded:
             family.recordings += 1
             found = recording.start(device) if rehearsal is None else recording.Rehearsed(rehearsal)
             self.is_measured = found is not None and not self.is_rehearsed
@@ -152,6 +158,8 @@ class Episode:
     def _pass_begins(self, roots: Sequence[Any]) -> None:
         if threading.get_ident() != self._thread:
             return
+        if self.accumulates and not any(is_backward for _, is_backward in self.events):
+            self.kept_bytes = sum(autograd.gradients_of(roots).values())
         widest = self._go_into(each.grad_fn for each in roots if isinstance(each, Tensor))
         if isinstance(self.recording, Estimate) and not self.is_paused:
             self.result_bytes = widest  # what the loss is computed from: a variable of the program holds it
@@ -196,7 +204,8 @@ class Episode:
             return
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
-        signature = tuple((calls[position], is_backward) for position, is_backward in self.events)
+        events = tuple((calls[position], is_backward) for position, is_backward in self.events)
+        signature = self.accumulates, events
         plans = tuple(run.plan for run in self.runs)
         growth = max(run.growth for run in self.runs)
         found = learnt(trace, measured if self.is_measured else None, plans)
@@ -218,7 +227,7 @@ class Episode:
         """The model of the episode, and the highest live bytes, of the parts in which it was recorded."""
         waiting: dict[int, int] = {}
         events = []
-        live = highest = between = self.base_bytes
+        live = highest = between = self.base_bytes + self.kept_bytes
         left = iter(self.events)
         for ran, part in itertools.zip_longest(self.ran, parts, fillvalue=False):
             assert isinstance(part, Part)
@@ -312,8 +321,12 @@ class Steps(threading.local):
         if family is None:
             family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
         family.settle()
-        is_recorded = family.is_to_be_recorded
-        self.current = Episode(family, _base_bytes(inputs), is_recorded, graph.device, self.rehearsal)
+        accumulates = any(
+            isinstance(each, Tensor) and each.is_leaf and each.grad is not None for each in inputs
+        )
+        family.is_surprised |= all(accumulates != before for before, _ in family.shapes)
+        base_bytes = _base_bytes(inputs)
+        self.current = Episode(family, base_bytes, accumulates, graph.device, self.rehearsal)
         self._begun[graph.number] = family
         self._at = None
 
@@ -351,8 +364,9 @@ class Steps(threading.local):
         """
         found = []
         for family in self.families.values() if families is None else families:
-            if family.round is None:
-                family.settle()
+            with contextlib.suppress(InfeasibleBudgetError):  # the next step raises it
+                if family.round is None:
+                    family.settle()
             if family.settled is not None:
                 found += [_report(shape, family.settled, family.notes) for shape in family.shapes.values()]
         return tuple(found)
