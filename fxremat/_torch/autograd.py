@@ -25,6 +25,7 @@ __all__ = [
     "count_of_writes",
     "gradients_of",
     "has_saved_tensor_hooks",
+    "is_in_pass",
     "keeps_graph",
     "parts",
     "saved",
@@ -124,6 +125,11 @@ def _gradient_bytes(metadata: Any) -> int:
     """Bytes of a gradient that a node is given."""
     shape: Any = getattr(metadata, "shape", ())
     return math.prod(map(int, shape)) * int(metadata.dtype.itemsize)
+
+
+def is_in_pass() -> bool:
+    """Whether a backward pass is under way in this thread: a checkpoint's forward runs inside of one."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def has_saved_tensor_hooks() -> bool:

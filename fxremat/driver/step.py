@@ -184,10 +184,10 @@ class Episode:
         self.events: list[tuple[int, bool]] = []
         self.ran: list[bool] = []  # for each part of the recording, whether a call ran in it
         self.gradient_bytes = self.tangent_bytes = self.around_bytes = self.result_bytes = 0
-        self.is_measured = self.is_paused = False
+        self.is_measured = self.is_paused = self.is_lost = False
         self.recording: Recording | None = None
         self._end_watch: Callable[[], None] | None = None
-        if family.is_to_be_recorded:
+        if family.is_to_be_recorded and not autograd.is_in_pass():
             family.recordings += 1
             found = recording.start(device)
             self.is_measured = found is not None
@@ -236,8 +236,9 @@ class Episode:
 
     def _mark(self, begins: bool) -> None:
         if self.recording is not None:
-            if begins != (len(self.ran) % 2 == 0):  # one call inside of another: a checkpoint's, say
-                self._end_recording()
+            # One call inside of another: a checkpoint's, say. A record can't be stopped inside of a pass.
+            self.is_lost |= begins != (len(self.ran) % 2 == 0)
+            if self.is_lost:
                 return
             if self.ran:
                 self.recording.mark()
@@ -260,6 +261,8 @@ class Episode:
         return widest
 
     def _pass_ended(self) -> None:
+        if self.is_lost:
+            self._end_recording()
         has_run = any(is_backward for _, is_backward in self.events)
         if has_run and not self.waiting and not self.is_paused and self.recording is not None:
             self.learn()
@@ -284,7 +287,7 @@ class Episode:
     def learn(self) -> None:
         """End the recording, and keep what it says."""
         parts = self._end_recording()
-        if not self.runs:
+        if self.is_lost or not self.runs:
             return
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
@@ -397,7 +400,9 @@ class Steps(threading.local):
 
     def _begin_episode(self, graph: Graph, inputs: Sequence[Any]) -> None:
         if self.current is not None and self.current.recording is not None:
-            self.current.learn()
+            self.current.is_lost |= autograd.is_in_pass()  # and ended behind the pass
+            if not self.current.is_lost:
+                self.current.learn()
         family = self.families.get(graph.number)
         if family is None:
             family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
