@@ -25,10 +25,12 @@ __all__ = [
     "count_of_writes",
     "gradients_of",
     "has_saved_tensor_hooks",
+    "is_in_pass",
     "keeps_graph",
     "parts",
     "saved",
     "storage_bytes",
+    "storage_of",
 ]
 
 
@@ -98,7 +100,9 @@ def around_graphs(nodes: Iterable[Node | None], known: Container[int]) -> tuple[
         if isinstance(node, BackwardCFunction):
             continue
         for tensor in _saved_tensors(node):
-            storage = tensor.untyped_storage()
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
             if not (tensor.is_leaf and tensor.requires_grad) and storage._cdata not in known:
                 saved[storage._cdata] = storage.nbytes()
         widest = max([widest, *map(_gradient_bytes, getattr(node, "_input_metadata", ()))])
@@ -114,17 +118,19 @@ def _saved_tensors(node: Node) -> Iterable[Tensor]:
             except RuntimeError:
                 return
             several = value if isinstance(value, (list, tuple)) else [value]
-            yield from (
-                each
-                for each in several
-                if isinstance(each, Tensor) and not is_traceable_wrapper_subclass(each)
-            )
+            yield from (each for each in several if type(each) in (Tensor, torch.nn.Parameter))
 
 
 def _gradient_bytes(metadata: Any) -> int:
     """Bytes of a gradient that a node is given."""
     shape: Any = getattr(metadata, "shape", ())
-    return math.prod(map(int, shape)) * int(metadata.dtype.itemsize)
+    known = all(isinstance(size, int) for size in shape)
+    return math.prod(shape) * int(metadata.dtype.itemsize) if known else 0
+
+
+def is_in_pass() -> bool:
+    """Whether a backward pass is under way in this thread: a checkpoint's forward runs inside of one."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def has_saved_tensor_hooks() -> bool:
@@ -155,7 +161,15 @@ def parts(tensor: Tensor) -> list[Tensor]:
     return [part for name in names for part in parts(getattr(tensor, name))]
 
 
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The memory of a tensor; None for one that has none of its own, such as one of ``torch.func``."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the memory of tensors, each storage once; fake tensors have storages, too."""
-    storages = [each.untyped_storage() for each in tensors]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    storages = map(storage_of, tensors)
+    return sum({each._cdata: each.nbytes() for each in storages if each is not None}.values())

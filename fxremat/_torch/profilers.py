@@ -136,6 +136,7 @@ class AllocatorRecord:
         """Record; nothing that was broken off."""
         if self.is_broken_off:
             return
+        make_way()
         nothing = torch._C._profiler._ExperimentalConfig()
         kind = profiler.ProfilerState.CPU
         config = profiler.ProfilerConfig(kind, False, True, False, False, False, nothing)

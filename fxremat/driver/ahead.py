@@ -71,6 +71,8 @@ def survey(step: Callable[[], object]) -> tuple[StepReport, ...]:
         raise CaptureError(
             "the step ran no graph that shares a budget. Compile a model with backend='fxremat' and a budget"
         )
+    for family in begun.values():
+        family.settle()
     return steps.reports(begun.values())
 
 
@@ -88,7 +90,7 @@ def keep(origin: Origin, options: Options, fingerprint: str, runner: Runner) -> 
 
 def take(origin: Origin, options: Options, fingerprint: str) -> Runner | None:
     """The rehearsed graph that this is; None if it is none."""
-    alike = _waiting.get(_known(origin, options, fingerprint))
+    alike = _waiting and _waiting.get(_known(origin, options, fingerprint))
     if not alike:
         return None
     runner = alike.pop(0)

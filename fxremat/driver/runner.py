@@ -352,8 +352,9 @@ def _follow(episode: Episode, run: Run, node: Any, inputs: Sequence[Any], output
     for kind, tensors in (("inputs", inputs), ("outputs", outputs)):
         for place, each in enumerate(tensors):
             if isinstance(each, Tensor) and not (each.is_leaf and each.requires_grad):
-                storage = each.untyped_storage()
-                run.storages[kind, place] = autograd.WeakStorage(storage), storage.nbytes()
+                storage = autograd.storage_of(each)
+                if storage is not None:
+                    run.storages[kind, place] = autograd.WeakStorage(storage), storage.nbytes()
 
 
 class _Token:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from fxremat._torch import autograd
+from fxremat._torch import autograd, graphs
 from fxremat._torch.fakes import Rehearsal
 from fxremat.driver import recording
 from fxremat.driver.family import Family, Known, Shape, plans_of
@@ -93,12 +93,12 @@ class Episode:
         self.events: list[tuple[int, bool]] = []
         self.ran: list[bool] = []  # for each part of the recording, whether a call ran in it
         self.gradient_bytes = self.tangent_bytes = self.around_bytes = self.result_bytes = 0
-        self.is_measured = self.is_paused = False
+        self.is_measured = self.is_paused = self.is_lost = False
         self.is_rehearsed = rehearsal is not None
         self.recording: Recording | None = None
         self._end_watch: Callable[[], None] | None = None
         self._thread = threading.get_ident()
-        if family.is_to_be_recorded:
+        if family.is_to_be_recorded and not autograd.is_in_pass():
             family.recordings += 1
             found = recording.start(device) if rehearsal is None else recording.Rehearsed(rehearsal)
             self.is_measured = found is not None and not self.is_rehearsed
@@ -148,15 +148,17 @@ class Episode:
 
     def _mark(self, begins: bool) -> None:
         if self.recording is not None:
-            if begins != (len(self.ran) % 2 == 0):  # one call inside of another: a checkpoint's, say
-                self._end_recording()
+            # One call inside of another: a checkpoint's, say. A record can't be stopped inside of a pass.
+            self.is_lost |= begins != (len(self.ran) % 2 == 0)
+            if self.is_lost:
                 return
             if self.ran:
                 self.recording.mark()
             self.ran.append(begins)
 
     def _pass_begins(self, roots: Sequence[Any]) -> None:
-        if threading.get_ident() != self._thread:
+        is_other = threading.get_ident() != self._thread or graphs.is_tracing()
+        if is_other or self.is_paused or autograd.is_in_pass():
             return
         if self.accumulates and not any(is_backward for _, is_backward in self.events):
             self.kept_bytes = sum(autograd.gradients_of(roots).values())
@@ -174,10 +176,12 @@ class Episode:
         return widest
 
     def _pass_ended(self) -> None:
-        has_run = any(is_backward for _, is_backward in self.events)
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or self.is_paused or autograd.is_in_pass():
             return
-        if has_run and not self.waiting and not self.is_paused and self.recording is not None:
+        if self.is_lost:
+            self._end_recording()
+        has_run = any(is_backward for _, is_backward in self.events)
+        if has_run and not self.waiting and self.recording is not None:
             self.learn()
 
     # -- what is learnt
@@ -200,7 +204,7 @@ class Episode:
     def learn(self) -> None:
         """End the recording, and keep what it says."""
         parts = self._end_recording()
-        if not self.runs or not parts:
+        if self.is_lost or not self.runs or not parts:
             return
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
@@ -316,7 +320,9 @@ class Steps(threading.local):
 
     def _begin_episode(self, graph: Graph, inputs: Sequence[Any]) -> None:
         if self.current is not None and self.current.recording is not None:
-            self.current.learn()
+            self.current.is_lost |= autograd.is_in_pass()  # and ended behind the pass
+            if not self.current.is_lost:
+                self.current.learn()
         family = self.families.get(graph.number)
         if family is None:
             family = self.families[graph.number] = Family(Known(graph, graph.first_plan))

@@ -543,7 +543,7 @@ def test_gradients_in_buckets_share_the_budget_of_the_step(group: None) -> None:
         call(x).sum().backward()
     for _ in range(2):
         module(x).sum().backward()
-    (step,) = fxremat.steps()[steps:]
+    step, *_ = fxremat.steps()[steps:]  # and another, which adds to the gradients of the first
     assert len(reports) == len(step.calls) == 3
     assert {report.budget for report in reports} == {step.budget} == {"min"}
     assert step.peak_bytes == step.lowest_peak_bytes < step.baseline_peak_bytes
