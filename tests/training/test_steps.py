@@ -333,6 +333,7 @@ def test_a_smaller_last_batch_is_a_step_of_its_own() -> None:
         assert peak((modules, lambda count=count: trained(calls, rows(count)))) <= budget + SLACK_BYTES  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_lengths_that_grow_keep_a_budget_of_bytes() -> None:
     """Symbolic sizes are planned for anew where they grow, and again for smaller ones nothing is."""
     sizes = (16, 24, 40, 64, 64, 64, 48)
