@@ -108,7 +108,8 @@ class Runner:
         """Whether the graph may be all of its step but for the loss, or should take little from others."""
         budget, planner = self.options.budget, self.options.planner
         if not (steps.waiting or compilers.is_bucket() or frames.is_inside_of_module()):
-            return MaybeAlone(budget, planner)
+            is_whole = any(map(_is_loss, self._origin.outputs))
+            return WithinBudget(budget, planner) if is_whole else MaybeAlone(budget, planner)
         waiting = sum(run.plan.held_bytes for run in steps.waiting)
         return Cautious(planner, resolve_budget(budget, 0) if is_size(budget) else None, waiting)
 
@@ -364,6 +365,11 @@ class _Token:
 def _bytes(tensors: Sequence[Tensor | None]) -> int:
     """Bytes of the memory of tensors, each once."""
     return autograd.storage_bytes(each for each in tensors if each is not None)
+
+
+def _is_loss(value: object) -> bool:
+    """Whether a backward may begin with an output, as far as can be seen from it."""
+    return isinstance(value, Tensor) and value.requires_grad and value.dim() == 0
 
 
 def _device(origin: compilers.Origin) -> torch.device:
