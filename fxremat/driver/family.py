@@ -7,6 +7,7 @@ together, all of them settle for the same (``agreement.py``).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -47,14 +48,15 @@ class Shape:
         learnt: What is known of it.
         plans: With which plans it was recorded the last time.
         growth: How many times larger its inputs may be by what the plans are made for.
-        is_rehearsed: Whether it has not run yet but in a rehearsal.
+        is_new: Whether code ran for the first time, which may take more than it does later; or none at all,
+            in a rehearsal.
     """
 
     calls: tuple[Known, ...]
     learnt: Learnt
     plans: tuple[Candidate, ...]
     growth: float = 1.0
-    is_rehearsed: bool = False
+    is_new: bool = False
 
     @property
     def trace(self) -> Trace:
@@ -99,7 +101,7 @@ class Family:
         """Whether there is more to learn: of an episode that is not known, or has got other plans."""
         is_new = self.is_surprised or not self.shapes
         has_changed = any(
-            shape.is_rehearsed or plans_of(shape.calls) != shape.plans for shape in self.shapes.values()
+            shape.is_new or plans_of(shape.calls) != shape.plans for shape in self.shapes.values()
         )
         return (is_new or has_changed) and self.recordings < MAX_RECORDINGS
 
@@ -109,7 +111,7 @@ class Family:
 
     def excess(self) -> float:
         """How many times more was measured than predicted for the plans that ran; 1 if it was less."""
-        return max(shape.learnt.excess for shape in self.shapes.values())
+        return max(1.0 if shape.is_new else shape.learnt.excess for shape in self.shapes.values())
 
     def trace(self, is_grown: bool) -> Trace:
         """Its episodes one after the other, as if they were one; a call that they share is one call.
@@ -185,11 +187,11 @@ class Family:
         if known is not None:
             self._keep(known, self.shapes[self.latest].plans)
         calls = self.calls()
-        graphs, plans, excess = [each.graph for each in calls], plans_of(calls), self.excess()
-        try:
-            return settled(graphs, plans, self.trace(is_grown=True), excess)
-        except InfeasibleBudgetError:
-            return settled(graphs, plans, self.trace(is_grown=False), excess)
+        graphs, plans = [each.graph for each in calls], plans_of(calls)
+        for is_grown in (True, False):
+            with contextlib.suppress(InfeasibleBudgetError):  # for that only what is predicted counts
+                return settled(graphs, plans, self.trace(is_grown), self.excess())
+        return settled(graphs, plans, self.trace(is_grown=False))
 
     def _keep(self, known: Learnt, plans: tuple[Candidate, ...]) -> None:
         """Know this of the latest episode; another rank may have other numbers for its graphs."""

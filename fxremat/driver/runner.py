@@ -82,6 +82,7 @@ class Runner:
         self._origin = origin
         self._prospects: Prospects
         self._problem: Problem | None = None
+        self._ran: set[Schedule] = set()
 
     def compile_first(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Variant:
         """Compile the graph for the first time.
@@ -231,6 +232,8 @@ class Runner:
             return self.variants[self.first_plan.schedule].compiled(*inputs)
         episode, run = steps.begin(self, inputs, growth)
         compiled = self._compiled(run) if steps.rehearsal is None else self._rehearsed
+        run.is_first = run.plan.schedule not in self._ran
+        self._ran.add(run.plan.schedule)
         episode.forward_begins(run, inputs)
         since = autograd.clock()
         outputs = compiled(*inputs)

@@ -49,6 +49,7 @@ class Run:
         position: Its position in the episode.
         growth: How many times larger its inputs may be by what the plan is made for.
         plan: The plan that runs.
+        is_first: Whether its code runs for the first time.
         storages: The caller's memory that the plan may hold, by its place; weak.
         held: For each of these that nobody else held when the backward began, its bytes.
     """
@@ -58,6 +59,7 @@ class Run:
         self.position = position
         self.growth = growth
         self.plan = known.plan
+        self.is_first = False
         self.storages: dict[Place, tuple[autograd.WeakStorage, int]] = {}
         self.charges: dict[Place, int] = {}
 
@@ -213,7 +215,8 @@ class Episode:
         plans = tuple(run.plan for run in self.runs)
         growth = max(run.growth for run in self.runs)
         found = learnt(trace, measured if self.is_measured else None, plans)
-        self.family.learn(signature, Shape(calls, found, plans, growth, self.is_rehearsed))
+        is_new = self.is_rehearsed or any(run.is_first for run in self.runs)
+        self.family.learn(signature, Shape(calls, found, plans, growth, is_new))
 
     def abandon(self) -> None:
         """Learn nothing of it."""
