@@ -34,6 +34,7 @@ from unittest import mock
 import torch
 from models import NAMES, case, fresh
 from optima import advancing, taped
+from planning import COMPILERS
 from programs import LAYERS, OPERATORS, Network, traced
 from provenance import provenance
 from tabulate import tabulate
@@ -129,9 +130,6 @@ CHAINS: dict[str, Callable[[], fxremat.JointGraph]] = {
     "40 layers with records": lambda: taped(40, 3),
     "200 layers with records": lambda: taped(200, 3),
 }
-
-
-COMPILERS = {"inductor": "inductor", "inplace": "eager"}  # for whose graphs a memory model is made
 
 
 def network(name: str, scale: str, fusion: str) -> Problem:

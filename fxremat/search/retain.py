@@ -133,7 +133,7 @@ class Runs:
         operator = self.operators[run]
         if operator.must_repeat and before < self.boundary <= run:
             return False
-        needed = [buffer for buffer, by in self.readers[run].items() if by or (run, buffer) in self.returned]
+        needed = [buffer for buffer in self.readers[run] if self._is_needed(run, buffer)]
         if not needed:
             return True
         made = self.readers[before]

@@ -71,7 +71,6 @@ class Table:
         self.count = len(blocks.kinds)
         self.shapes = [blocks.shapes[kind] for kind in blocks.kinds]
         self.grown = np.concatenate([[0], np.cumsum([shape.grown_bytes for shape in self.shapes])])
-        self.grown_before: list[int] = self.grown.tolist()
         self.first_seconds = np.concatenate([[0.0], np.cumsum([shape.seconds for shape in self.shapes])])
         again = [shape.advance.again_seconds for shape in self.shapes]
         self.again_seconds = np.concatenate([[0.0], np.cumsum(again)])
@@ -153,7 +152,7 @@ class Table:
         shape = self.shapes[s]
         kept = option.kept_bytes if s < t else 0
         change = shape.grown_bytes - kept
-        grown = self.grown_before[t + 1] - self.grown_before[s]
+        grown = int(self.grown[t + 1] - self.grown[s])
         need = max(0, -grown, -change, option.backward_bytes - shape.grown_bytes)
         forward_seconds = 0.0
         if option is not shape.alone:
