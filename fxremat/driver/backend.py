@@ -20,7 +20,7 @@ from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
 from fxremat.driver import ahead, cache, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
-from fxremat.driver.options import Options, is_size
+from fxremat.driver.options import Options
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.driver.step import steps
@@ -29,7 +29,11 @@ from fxremat.inductor.order import may_fuse
 
 # Under a budget. Inductor's scheduler tries other orders and keeps the lowest estimate, ours is planned;
 # and it holds a dead buffer until one of its size is needed, which may be at the peak.
-_AS_PLANNED = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
+_AS_PLANNED = {
+    "reorder_for_peak_memory": False,
+    "allow_buffer_reuse": False,
+    "triton.reorder_for_reducing_graph_partitions": False,
+}
 
 
 def fxremat_backend(
@@ -81,7 +85,7 @@ def fxremat_backend(
 
 def _at_all_sizes(origin: Origin, runner: Runner) -> Runner | AnySizes:
     """What Dynamo calls for a graph."""
-    return AnySizes(origin, runner) if origin.symbols and is_size(runner.options.budget) else runner
+    return AnySizes(origin, runner) if origin.symbols else runner
 
 
 def _compile_alone(

@@ -47,7 +47,8 @@ class Shape:
         calls: Its calls, in the order of their forwards.
         learnt: What is known of it.
         plans: With which plans it was recorded the last time.
-        growth: How many times larger its inputs may be by what the plans are made for.
+        growth: How many times larger its inputs may be by what the plans are made for; below 1 they were
+            larger than that.
         is_new: Whether code ran for the first time, which may take more than it does later; or none at all,
             in a rehearsal.
     """
@@ -111,7 +112,8 @@ class Family:
 
     def excess(self) -> float:
         """How many times more was measured than predicted for the plans that ran; 1 if it was less."""
-        return max(1.0 if shape.is_new else shape.learnt.excess for shape in self.shapes.values())
+        comparable = (each for each in self.shapes.values() if each.growth >= 1 and not each.is_new)
+        return max((each.learnt.excess for each in comparable), default=1.0)
 
     def trace(self, is_grown: bool) -> Trace:
         """Its episodes one after the other, as if they were one; a call that they share is one call.
@@ -132,7 +134,8 @@ class Family:
                 events.append(Event(call, event.is_backward, outside, between))
             for known, call_ in zip(shape.calls, shape.trace.calls, strict=True):
                 found = charges[position[known]]
-                found.update((place, max(size, found.get(place, 0))) for place, size in call_.charges.items())
+                for place, size in call_.charges.items():
+                    found[place] = max(round(growth * size), found.get(place, 0))
             after_bytes = round(growth * shape.trace.after_bytes)
         calls = tuple(Call(known.graph.number, found) for known, found in zip(position, charges, strict=True))
         return Trace(calls, tuple(events), after_bytes)

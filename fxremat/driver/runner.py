@@ -84,6 +84,11 @@ class Runner:
         self._problem: Problem | None = None
         self._ran: set[Schedule] = set()
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether its budget is a number of bytes."""
+        return is_size(self.options.budget)
+
     def compile_first(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Variant:
         """Compile the graph for the first time.
 
@@ -112,7 +117,7 @@ class Runner:
             is_whole = any(map(_is_loss, self._origin.outputs))
             return WithinBudget(budget, planner) if is_whole else MaybeAlone(budget, planner)
         waiting = sum(run.plan.held_bytes for run in steps.waiting)
-        return Cautious(planner, resolve_budget(budget, 0) if is_size(budget) else None, waiting)
+        return Cautious(planner, resolve_budget(budget, 0) if self.has_limit else None, waiting)
 
     def look_ahead(self) -> bool:
         """Choose the first plan of the graph without compiling it, for a rehearsal.
@@ -276,8 +281,9 @@ class Runner:
 class AnySizes:
     """A graph with symbolic sizes, planned for a few of them; each call runs what is planned for no less.
 
-    Where sizes grow beyond all that is planned for, the next are planned that are larger by a part, so that
-    sizes which creep up do not mean a compilation each; the very sizes, if no plan fits larger ones.
+    Under a budget that is no number of bytes the first plans serve all sizes. Else, where sizes grow beyond
+    all that is planned for, the next are planned that are larger by a part, so that sizes which creep up do
+    not mean a compilation each; the very sizes, if no plan fits larger ones.
 
     Attributes:
         runners: By their sizes, the smaller first.
@@ -293,7 +299,7 @@ class AnySizes:
         """Run the graph with what is planned for inputs as large as these."""
         sizes = tuple(int(inputs[place]) for place in self._symbols)
         for planned, runner in self.runners.items():
-            if all(map(operator.le, sizes, planned)):
+            if not runner.has_limit or all(map(operator.le, sizes, planned)):
                 return runner.call(inputs, math.prod(planned) / max(1, math.prod(sizes)))
         self._plan_for_larger(sizes)
         return self(*inputs)

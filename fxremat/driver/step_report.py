@@ -52,7 +52,8 @@ class StepReport:
         budget_bytes: The budget in bytes; None where it is no number.
         baseline_peak_bytes: Predicted peak without fxremat.
         peak_bytes: Predicted peak with the plans that are settled.
-        lowest_peak_bytes: The least peak that plans at hand can have.
+        lowest_peak_bytes: The least that plans at hand can have for the highest peak of all steps that begin
+            like this one, since these get their plans together.
         outside_bytes: The highest bytes that no plan has a say in.
         measured_peak_bytes: The peak of the last step that was recorded; None where none could be.
         measured_plans_peak_bytes: The peak that was predicted for the plans which ran then.
