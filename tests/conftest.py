@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fxremat.device.rates import CPU, CUDA, PINNED
+from fxremat.driver import stored
 
 # The same drawn examples in every automatic run; elsewhere each run draws new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -39,6 +40,12 @@ def forget_compiled_code() -> Iterator[None]:
     """Behind each test Dynamo forgets what it compiled: at its recompilation limit it would run eagerly."""
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test begins with the plans that the steps of another have settled for."""
+    monkeypatch.setattr(stored, "folder", lambda: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,6 +25,7 @@ from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import get_hash_for_files
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._ordered_set import OrderedSet
 
@@ -301,6 +302,11 @@ def source_hash(folder: pathlib.Path) -> bytes:
     return bytes(get_hash_for_files(tuple(files), torch.__version__))
 
 
+# Which attributes say what of the program a placeholder stands for, and the parameters of a module. By these
+# it is known which inputs stay in place, as CUDA graphs need it.
+_SOURCE, _SOURCES = "_dynamo_source", "_param_name_to_source"
+
+
 class Origin:
     """A graph of Dynamo's as it came, so that it can be compiled again when Dynamo has gone on.
 
@@ -322,7 +328,7 @@ class Origin:
     def text(self) -> str:
         """What it computes and is given, but for where the inputs come from."""
         graphs = [each.graph for each in self._module.modules() if isinstance(each, fx.GraphModule)]
-        nodes = [(node.op, node.target, node.args, node.kwargs) for graph in graphs for node in graph.nodes]
+        nodes = [(node.op, _target(node), node.args, node.kwargs) for graph in graphs for node in graph.nodes]
         return repr((nodes, [_described(each) for each in self.inputs]))
 
     @property
@@ -351,6 +357,13 @@ class Origin:
         return [leaf.meta.get("example_value") for leaf in output.all_input_nodes]
 
 
+def _target(node: fx.Node) -> str:
+    """What a node calls, by a name that other processes have for it as well."""
+    if isinstance(node.target, str) or not hasattr(node.target, "__qualname__"):
+        return str(node.target)
+    return f"{node.target.__module__}.{node.target.__qualname__}"
+
+
 def _described(value: object) -> tuple[object, ...]:
     """What tells one input from another of the same size."""
     if not isinstance(value, torch.Tensor):
@@ -364,9 +377,23 @@ def _copied(module: fx.GraphModule) -> fx.GraphModule:
     output = graph.graph_copy(module.graph, copies)
     for node in module.graph.find_nodes(op="output"):
         graph.output(output).meta = dict(node.meta)
+    for node in module.graph.find_nodes(op="placeholder"):
+        if hasattr(node, _SOURCE):
+            setattr(copies[node], _SOURCE, getattr(node, _SOURCE))
     copy = fx.GraphModule(module, graph)
     copy.meta.update(module.meta)
+    if hasattr(module, _SOURCES):
+        setattr(copy, _SOURCES, getattr(module, _SOURCES))
     return copy
+
+
+def cache_folder() -> pathlib.Path | None:
+    """Where compiled code is cached; None where the user has switched that off, or there is no place."""
+    if torch.compiler.config.force_disable_caches:
+        return None
+    with contextlib.suppress(OSError):
+        return pathlib.Path(cache_dir())
+    return None
 
 
 def compile_id() -> str:

@@ -74,7 +74,7 @@ def fxremat_backend(
             return module
         ahead.keep(origin, parsed, fingerprint, runner)
     else:
-        first = runner.compile_first(module, inputs)
+        first = runner.compile_first()
         if not runner.variants:  # nothing to plan
             journal.add(first.compilation)
             return first.compiled

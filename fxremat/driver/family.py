@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fxremat.driver.agreement import Round, digest_of, post
-from fxremat.driver.settling import Graph, Settled, settled
+from fxremat.driver.settling import Graph, Settled, as_stored, settled
+from fxremat.driver.stored import Figures, Row, StoredCall, keep
 from fxremat.episode.learnt import Learnt
-from fxremat.episode.trace import Call, Candidate, Event, Place, Trace
+from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes
 from fxremat.errors import FxrematError, InfeasibleBudgetError
 
 MAX_RECORDINGS = 24  # of the episodes of a family
@@ -31,11 +32,13 @@ class Known:
     Attributes:
         graph: What it runs.
         plan: The plan that it runs.
+        stored: What another process has stored of it.
         next: The calls that came after it, by graph.
     """
 
     graph: Graph
     plan: Candidate
+    stored: StoredCall | None = None
     next: dict[int, Known] = field(default_factory=dict)
 
 
@@ -49,8 +52,8 @@ class Shape:
         plans: With which plans it was recorded the last time.
         growth: How many times larger its inputs may be by what the plans are made for; below 1 they were
             larger than that.
-        is_new: Whether code ran for the first time, which may take more than it does later; or none at all,
-            in a rehearsal.
+        is_new: Whether code ran for the first time, which may take more than it does later; or none at all.
+        is_real: Whether it ran, and was not rehearsed.
     """
 
     calls: tuple[Known, ...]
@@ -58,6 +61,7 @@ class Shape:
     plans: tuple[Candidate, ...]
     growth: float = 1.0
     is_new: bool = False
+    is_real: bool = True
 
     @property
     def trace(self) -> Trace:
@@ -81,13 +85,15 @@ class Family:
         is_surprised: Whether one was met that is not known, and was not recorded.
         recordings: How often any was recorded.
         round: What is to be agreed upon with other ranks before plans are settled; None for nothing.
+        stored: What another process has stored of them.
         settled: What was settled for the calls of all of them.
         notes: What is to be known of that.
     """
 
-    def __init__(self, first: Known) -> None:
+    def __init__(self, first: Known, stored: Figures | None = None) -> None:
         self.number = next(_numbers)
         self.first = first
+        self.stored = stored
         self.shapes: dict[Signature, Shape] = {}
         self.latest: Signature = (False, ())
         self.is_pending = False
@@ -191,6 +197,11 @@ class Family:
             self._keep(known, self.shapes[self.latest].plans)
         calls = self.calls()
         graphs, plans = [each.graph for each in calls], plans_of(calls)
+        if self.stored is not None and all(each.stored is not None for each in calls):
+            found = as_stored(graphs, plans, self.trace(is_grown=False), self.excess(), self.stored)
+            if found is not None:
+                return found
+        self.stored = None
         for is_grown in (True, False):
             with contextlib.suppress(InfeasibleBudgetError):  # for that only what is predicted counts
                 return settled(graphs, plans, self.trace(is_grown), self.excess())
@@ -209,6 +220,26 @@ class Family:
         self.settled = found
         for known, plan in zip(self.calls(), found.plans, strict=True):
             known.plan = plan
+        has_run = all(plans_of(each.calls) == each.plans and each.is_real for each in self.shapes.values())
+        if has_run and self.stored is None:
+            self._store(found)
+
+    def _store(self, found: Settled) -> None:
+        """Keep on disk what was settled, unless each graph's cached code says it already."""
+        calls = self.calls()
+        is_own = len(calls) == 1 and self.first.plan == self.first.graph.own_plan
+        if is_own or len({each.graph.options.budget for each in calls}) > 1:
+            return
+        rows: list[Row] = []
+        left = [(-1, self.first)]
+        while left:
+            before, known = left.pop()
+            if known.graph.key is None:
+                return
+            rows.append((before, known.graph.key, known.plan, known.graph.policy_of(known.plan)))
+            left += [(len(rows) - 1, each) for each in known.next.values() if each in calls]
+        highest = max(peak_bytes(each.trace, plans_of(each.calls)) for each in self.shapes.values())
+        keep(rows, Figures(found.budget, highest, found.lowest_peak_bytes, found.lower_bound_seconds))
 
 
 def plans_of(calls: Sequence[Known]) -> tuple[Candidate, ...]:

@@ -15,7 +15,7 @@ from fxremat.driver.options import Budget, GivenPlanner, is_size
 from fxremat.driver.pipeline import Choice, bounded, bounds_of, decide, solve
 from fxremat.episode.candidates import candidate, candidates
 from fxremat.episode.trace import Candidate, Prospects
-from fxremat.errors import InfeasibleBudgetError
+from fxremat.errors import InfeasibleBudgetError, ScheduleError
 from fxremat.graph.schedule import Schedule
 from fxremat.predict.problem import Problem, Solution, margin
 from fxremat.search.baseline import baseline_plan
@@ -67,15 +67,35 @@ class MaybeAlone:
         return Cautious(self.planner).choose(problem, within_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Given:
-    """A plan that is settled."""
+    """A plan that is settled.
+
+    Attributes:
+        schedule: Its schedule.
+        known_as: The text of the policy that it was once compiled under, whose code a cache may have.
+        otherwise: What chooses where the schedule is none of the graph.
+    """
 
     schedule: Schedule
+    known_as: str = ""
+    otherwise: Policy | None = None
+
+    def __repr__(self) -> str:
+        return self.known_as or f"Given({self.schedule!r})"
 
     def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
-        """That plan."""
-        return _choice(problem, problem.evaluate(self.schedule, "auto"))
+        """That plan.
+
+        Raises:
+            ScheduleError: It is none of the graph, and nothing is to be done otherwise.
+        """
+        try:
+            return _choice(problem, problem.evaluate(self.schedule, "auto"))
+        except ScheduleError:
+            if self.otherwise is None:
+                raise
+        return self.otherwise.choose(problem, within_bytes)
 
 
 @dataclass(frozen=True, slots=True)

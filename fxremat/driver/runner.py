@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import math
 import operator
@@ -27,6 +28,7 @@ from fxremat._torch import autograd, compilers, fakes, graphs
 from fxremat.driver import frames, policy
 from fxremat.driver.compilation import Compilation
 from fxremat.driver.options import Options, is_size, resolve_budget
+from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.pipeline import Choice
 from fxremat.driver.policy import Asked, Asking, Cautious, Given, MaybeAlone, Policy, WithinBudget
 from fxremat.driver.report import Report
@@ -55,6 +57,8 @@ class Runner:
 
     Attributes:
         number: Tells it from other graphs of the process.
+        key: The same in another process that runs it under the same options; None for a planner that has no
+            name.
         name: What reports call it.
         options: The user's options.
         device: Where it runs.
@@ -72,6 +76,7 @@ class Runner:
         sizes: Mapping[Any, int] | None = None,
     ) -> None:
         self.number = next(_numbers)
+        self.key = _key(origin, options, fingerprint)
         self.options = options
         self.name = name
         self.sizes = sizes or {}
@@ -81,6 +86,7 @@ class Runner:
         self._compile = compile_
         self._origin = origin
         self._prospects: Prospects
+        self._is_stored = False
         self._problem: Problem | None = None
         self._ran: set[Schedule] = set()
 
@@ -89,21 +95,19 @@ class Runner:
         """Whether its budget is a number of bytes."""
         return is_size(self.options.budget)
 
-    def compile_first(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Variant:
-        """Compile the graph for the first time.
-
-        Args:
-            module: The graph, which a compiler may change.
-            inputs: Example inputs.
+    def compile_first(self) -> Variant:
+        """Compile the graph for the first time; as it will be compiled again, so that caches have it by then.
 
         Raises:
             InfeasibleBudgetError: No plan of it fits the budget.
         """
         with steps.paused(), graphs.at_sizes(self.sizes):
-            variant = self._variant(module, inputs, self._first_policy())
+            policy = self._first_policy()
+            variant = self._variant(policy)
         prospects = variant.compilation.prospects
         if prospects is not None:
             self._prospects = prospects
+            self._is_stored = isinstance(policy, Given) and policy.schedule == prospects.plan.schedule
             self.variants[prospects.plan.schedule] = variant
         choice = variant.compilation.choice
         if choice is not None:
@@ -111,6 +115,12 @@ class Runner:
         return variant
 
     def _first_policy(self) -> Policy:
+        """The plan that another process has stored, or what is usual."""
+        usual = self._usual_policy()
+        stored = steps.stored(self.key)
+        return usual if stored is None else Given(stored.plan.schedule, stored.policy, usual)
+
+    def _usual_policy(self) -> Policy:
         """Whether the graph may be all of its step but for the loss, or should take little from others."""
         budget, planner = self.options.budget, self.options.planner
         if not (steps.waiting or compilers.is_bucket() or frames.is_inside_of_module()):
@@ -148,9 +158,10 @@ class Runner:
         """Go on with the graph as Dynamo has traced it now."""
         self._origin = origin
 
-    def _variant(self, module: fx.GraphModule, inputs: Sequence[Any], policy: Policy) -> Variant:
+    def _variant(self, policy: Policy) -> Variant:
         compilation = Compilation(self.options, self._fingerprint, self.name, policy)
-        return Variant(self._compile(module, inputs, compilation), compilation)
+        compiled = self._compile(self._origin.module(), self._origin.inputs, compilation)
+        return Variant(compiled, compilation)
 
     def resized(self, sizes: Mapping[Any, int]) -> Runner:
         """A Runner of the same graph at other sizes; nothing is compiled yet."""
@@ -168,7 +179,7 @@ class Runner:
     @property
     def own_plan(self) -> Candidate | None:
         """The plan that it has for itself; None if it was compiled as a part of a step."""
-        return None if self._prospects.candidates else self.first_plan
+        return None if self._prospects.candidates or self._is_stored else self.first_plan
 
     @property
     def baseline(self) -> Candidate:
@@ -199,6 +210,10 @@ class Runner:
     def _candidates(self) -> tuple[Candidate, ...]:
         return self._prospects.candidates or policy.candidates_of(self.planning_problem, self.options.planner)
 
+    def policy_of(self, plan: Candidate) -> str:
+        """The text of the policy that a plan was compiled under."""
+        return repr(self.variants[plan.schedule].compilation.policy)
+
     @property
     def planning_problem(self) -> Problem:
         """What its planners solve; where a cache had the graph, it is traced once more for that."""
@@ -218,7 +233,7 @@ class Runner:
     def _compile_again(self, policy: Policy) -> Variant:
         """Compile the graph when Dynamo may have gone on."""
         with steps.paused(), fakes.outside_of_modes(), self._origin.resumed(), graphs.at_sizes(self.sizes):
-            return self._variant(self._origin.module(), self._origin.inputs, policy)
+            return self._variant(policy)
 
     # -- calls
 
@@ -255,7 +270,9 @@ class Runner:
         if variant is None:
             is_own = run.plan is self.own_plan  # which may be corrected when its code is seen
             budget = WithinBudget(self.options.budget, self.options.planner)
-            variant = self._compile_again(budget if is_own else Given(run.plan.schedule))
+            stored = run.known.stored
+            known_as = "" if stored is None or stored.plan != run.plan else stored.policy
+            variant = self._compile_again(budget if is_own else Given(run.plan.schedule, known_as))
             self.variants[run.plan.schedule] = variant
         return variant.compiled
 
@@ -310,7 +327,7 @@ class AnySizes:
             runner = next(iter(self.runners.values())).resized(named)
             try:
                 with self._origin.resumed():
-                    runner.compile_first(self._origin.module(), self._origin.inputs)
+                    runner.compile_first()
             except InfeasibleBudgetError:
                 if each == sizes:
                     raise
@@ -374,6 +391,12 @@ class _Token:
 def _bytes(tensors: Sequence[Tensor | None]) -> int:
     """Bytes of the memory of tensors, each once."""
     return autograd.storage_bytes(each for each in tensors if each is not None)
+
+
+def _key(origin: compilers.Origin, options: Options, fingerprint: str) -> str | None:
+    """What a graph and its options are known by in other processes."""
+    under = Partitioner(options, fingerprint).uuid()
+    return None if under is None else hashlib.sha256(repr((origin.text, under)).encode()).hexdigest()
 
 
 def _is_loss(value: object) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from fxremat.driver.options import Budget, Options, resolve_budget
+from fxremat.driver.stored import Figures
 from fxremat.episode.settle import settle
 from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
@@ -27,6 +28,7 @@ class Graph(Protocol):
     """A graph of a step."""
 
     number: int
+    key: str | None  # the same in another process that runs it under the same options; None if there is none
     name: str
     options: Options
     device: torch.device
@@ -53,6 +55,9 @@ class Graph(Protocol):
 
     def candidates(self, within_bytes: int | None) -> Sequence[Candidate]:
         """The plans to choose from, with that for a peak of its own if one is given and there is one."""
+
+    def policy_of(self, plan: Candidate) -> str:
+        """The text of the policy that a plan was compiled under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,29 @@ def settled(
     for budget in _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes):
         found = _within(budget, graphs, trace, found, excess)
     return found
+
+
+def as_stored(
+    graphs: Sequence[Graph], plans: Sequence[Candidate], trace: Trace, excess: float, figures: Figures
+) -> Settled | None:
+    """The plans of the calls as they are, which were stored; None if a step takes more with them than it may.
+
+    Args:
+        graphs: As of ``settled``.
+        plans: As of ``settled``.
+        trace: As of ``settled``.
+        excess: As of ``settled``.
+        figures: What was stored of them.
+    """
+    baselines = [graph.baseline for graph in graphs]
+    baseline_bytes = peak_bytes(trace, baselines)
+    seconds = sum(each.seconds for each in baselines)
+    size = resolve_budget(figures.budget, baseline_bytes)
+    allowed = figures.peak_bytes if size is None else size
+    if excess * peak_bytes(trace, plans) > allowed + SLACK_BYTES:
+        return None
+    lowest, bound = figures.lowest_peak_bytes, figures.lower_bound_seconds
+    return Settled(tuple(plans), figures.budget, size, baseline_bytes, seconds, lowest, bound)
 
 
 def _serves(graph: Graph, plan: Candidate, trace: Trace, baseline_bytes: int, excess: float) -> bool:

@@ -31,11 +31,12 @@ from torch.autograd.graph import Node
 
 from fxremat._torch import autograd, graphs
 from fxremat._torch.fakes import Rehearsal
-from fxremat.driver import recording
+from fxremat.driver import recording, stored
 from fxremat.driver.family import Family, Known, Shape, plans_of
 from fxremat.driver.recording import Estimate, Part, Recording
 from fxremat.driver.settling import Graph, Settled
 from fxremat.driver.step_report import CallReport, StepReport
+from fxremat.driver.stored import StoredCall
 from fxremat.episode.learnt import learnt
 from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
@@ -216,7 +217,7 @@ class Episode:
         growth = max(run.growth for run in self.runs)
         found = learnt(trace, measured if self.is_measured else None, plans)
         is_new = self.is_rehearsed or any(run.is_first for run in self.runs)
-        self.family.learn(signature, Shape(calls, found, plans, growth, is_new))
+        self.family.learn(signature, Shape(calls, found, plans, growth, is_new, not self.is_rehearsed))
 
     def abandon(self) -> None:
         """Learn nothing of it."""
@@ -308,10 +309,29 @@ class Steps(threading.local):
         elif graph.number in self._at.next:
             known = self._at.next[graph.number]
         else:
-            known = self._at.next[graph.number] = Known(graph, graph.cautious_plan)
+            found = self.stored(graph.key)
+            plan = graph.cautious_plan if found is None else found.plan
+            known = self._at.next[graph.number] = Known(graph, plan, found)
             episode.family.is_surprised = episode.recording is None
         self._at = known
         return episode, Run(known, len(episode.runs), growth)
+
+    def stored(self, key: str | None) -> StoredCall | None:
+        """What another process has stored of the next call, if it is of the graph with a key."""
+        if key is None or self.rehearsal is not None:
+            return None
+        if self.waiting:
+            before = None if self._at is None else self._at.stored
+            return None if before is None else before.next.get(key)
+        found = stored.find(key)
+        return None if found is None else found.first
+
+    def _family(self, graph: Graph) -> Family:
+        """A family of which nothing is known but what another process has stored."""
+        found = None if graph.key is None or self.rehearsal is not None else stored.find(graph.key)
+        if found is None:
+            return Family(Known(graph, graph.first_plan))
+        return Family(Known(graph, found.first.plan, found.first), found.figures)
 
     def _is_first(self, graph: Graph) -> bool:
         """Whether a call begins an episode."""
@@ -328,7 +348,7 @@ class Steps(threading.local):
                 self.current.learn()
         family = self.families.get(graph.number)
         if family is None:
-            family = self.families[graph.number] = Family(Known(graph, graph.first_plan))
+            family = self.families[graph.number] = self._family(graph)
         family.settle()
         accumulates = any(
             isinstance(each, Tensor) and each.is_leaf and each.grad is not None for each in inputs

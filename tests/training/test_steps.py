@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -236,8 +237,18 @@ def learnt(program: Callable[[Wrap], Built], **options: Any) -> tuple[Built, tup
 # --- What holds for all -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [0.6, "min"], ids=str)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def one_budget_each() -> list[Any]:
+    """Programs and budgets; of each program one takes part in every run."""
+    pairs = itertools.product(enumerate(PROGRAMS), enumerate((0.6, "min")))
+    return [
+        pytest.param(program, budget, marks=() if (turn + place) % 2 == 0 else pytest.mark.slow)
+        for (turn, program), (place, budget) in pairs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "budget"), one_budget_each(), ids=lambda each: getattr(each, "__name__", str(each))
+)
 def test_a_step_keeps_its_budget(program: Callable[[Wrap], Built], budget: float | str) -> None:
     """After two steps to learn from the measured peak is as predicted, or lower; gradients are eager's."""
     without = peak(program(lambda module: module))
@@ -256,7 +267,11 @@ def test_a_step_keeps_its_budget(program: Callable[[Wrap], Built], budget: float
     assert highest.baseline_peak_bytes <= without + SLACK_BYTES
 
 
-@pytest.mark.parametrize("program", [blocks_one_by_one, adversaries], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [blocks_one_by_one, pytest.param(adversaries, marks=pytest.mark.slow)],
+    ids=lambda program: program.__name__,
+)
 def test_a_smaller_budget_takes_no_more(program: Callable[[Wrap], Built]) -> None:
     """Down to the least, than which no budget does better."""
     peaks = [max(each.peak_bytes for each in learnt(program, budget=b)[1]) for b in (0.7, "min")]
