@@ -13,7 +13,7 @@ Every plan is measured on the problem as it is. Quadratic in the plans found, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ def candidate(problem: Problem, solution: Solution) -> Candidate:
     graph = problem.graph
     binding, lowering = problem.lowered(solution)
     profile = profile_of(graph, binding, lowering)
-    boundary, outputs = profile.boundary, _storages(graph)
+    boundary, outputs = profile.boundary, _returned(graph)
     copies = sum(size for first, last, size in lowering.extra_bytes if first < boundary <= last)
     returned = sum(life.bytes for life in profile.saved if life.storage in outputs)
     arrived = returned + graph.tangent_bytes
@@ -114,8 +114,10 @@ def candidate(problem: Problem, solution: Solution) -> Candidate:
     )
 
 
-def _storages(graph: JointGraph) -> frozenset[int]:
-    """The storages of what the forward returns."""
+def _returned(graph: JointGraph) -> Set[int]:
+    """The storages of what the caller gets of the forward; new values of inputs are copied, and let go of."""
+    if graph.module is not None:
+        return _at_caller(graph).storages.keys()
     outputs = (graph.nodes[output] for output in graph.forward_outputs if output is not None)
     return frozenset(storage for node in outputs for storage in node.views)
 
