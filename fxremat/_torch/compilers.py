@@ -311,18 +311,23 @@ class Origin:
     """A graph of Dynamo's as it came, so that it can be compiled again when Dynamo has gone on.
 
     Its inputs are the fake tensors that it was traced with, which take no memory and have the same symbolic
-    sizes; compilers change the module that they are given, so each gets a copy.
+    sizes; but for Python's numbers, whose tensors are as they were given, since fake ones forget the symbol.
+    Compilers change the module that they are given, so each gets a copy.
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._module = _copied(module)
+        placeholders = self._module.graph.find_nodes(op="placeholder")
+        self._numbers = {
+            node: value for node, value in zip(placeholders, inputs, strict=True) if _may_be_number(value)
+        }
         self._context = torch._guards.TracingContext.try_get()
 
     @property
     def inputs(self) -> list[Any]:
-        """Its inputs, fake."""
+        """Its inputs."""
         placeholders = self._module.graph.find_nodes(op="placeholder")
-        return [node.meta.get("example_value") for node in placeholders]
+        return [self._numbers.get(node, node.meta.get("example_value")) for node in placeholders]
 
     @property
     def text(self) -> str:
@@ -362,6 +367,13 @@ def _target(node: fx.Node) -> str:
     if isinstance(node.target, str) or not hasattr(node.target, "__qualname__"):
         return str(node.target)
     return f"{node.target.__module__}.{node.target.__qualname__}"
+
+
+def _may_be_number(value: object) -> bool:
+    """Whether an input may stand for a number of Python's: Dynamo makes a tensor of a ``float``."""
+    if type(value) is not torch.Tensor:
+        return False
+    return value.dim() == 0 and value.dtype == torch.float64 and value.device.type == "cpu"
 
 
 def _described(value: object) -> tuple[object, ...]:

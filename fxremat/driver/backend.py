@@ -64,7 +64,7 @@ def fxremat_backend(
         if steps.rehearsal is not None:
             return module
         return _compile_alone(module, inputs, parsed, fingerprint, name)
-    origin = Origin(module)
+    origin = Origin(module, inputs)
     runner = ahead.take(origin, parsed, fingerprint)
     if runner is not None:
         return _at_all_sizes(origin, runner)
