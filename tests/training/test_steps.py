@@ -336,6 +336,7 @@ def test_gradients_that_stay_are_a_part_of_the_peak() -> None:
     assert max(each.peak_bytes for each in reports) >= report.peak_bytes + gradients // 2
 
 
+@pytest.mark.slow
 def test_a_smaller_last_batch_is_a_step_of_its_own() -> None:
     """Its graphs are compiled for it, and both keep the budget."""
     budget = 3 * peak(blocks_one_by_one(lambda module: module)) // 5

@@ -103,6 +103,7 @@ def test_another_process_begins_with_the_settled_plans(process: Any, budget: Any
     assert second.searches == 0
 
 
+@pytest.mark.slow
 def test_a_longer_step_is_learnt_as_ever(process: Any) -> None:
     """What was not stored runs with cautious plans first, and then all is settled together."""
     first = process(0.6)

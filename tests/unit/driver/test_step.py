@@ -41,6 +41,7 @@ class Made:
     on_error: str = "raise"
     own_plan: Candidate | None = None
     margin: float = 0.0
+    key: str | None = None
     device: torch.device = field(default_factory=lambda: torch.device("meta"))  # where nothing is recorded
 
     @property
@@ -60,6 +61,10 @@ class Made:
 
     cautious_plan = DROPS
     baseline = KEEPS
+
+    def policy_of(self, plan: Candidate) -> str:
+        """What compiled a plan."""
+        return "made up"
 
     def candidates(self, within_bytes: int | None) -> Sequence[Candidate]:
         """All its plans."""
