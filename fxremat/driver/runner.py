@@ -39,6 +39,8 @@ from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.graph.schedule import Schedule
 from fxremat.predict.problem import Problem
 
+MAX_LOOKS = 2  # for a plan whose peak is right, when it turns out where the step's peak is then
+
 _numbers = itertools.count()
 
 Compile = Callable[[fx.GraphModule, Sequence[Any], Compilation], Callable[..., Any]]
@@ -194,20 +196,29 @@ class Runner:
     @functools.cached_property
     def cautious_plan(self) -> Candidate:
         """The plan of a call about whose step nothing is known."""
-        return policy.cautious(self._candidates, None)
+        return policy.cautious(self.candidates, None)
 
-    def candidates(self, within_bytes: int | None) -> Sequence[Candidate]:
-        """The plans to choose from, with that for a peak of its own if one is given and there is one."""
-        if within_bytes is None:
-            return self._candidates
-        try:
-            choice = WithinBudget(within_bytes, self.options.planner).choose(self.planning_problem, None)
-        except InfeasibleBudgetError:
-            return self._candidates
-        return (candidate(choice.problem, choice.solution), *self._candidates)
+    def plan_within(self, allowed_bytes: int, peak: Callable[[Candidate], int]) -> Candidate:
+        """The plan for a step in which nothing else is planned.
+
+        Args:
+            allowed_bytes: What the step's peak is to keep; that of the plan may be higher where none does.
+            peak: The step's peak with a plan.
+        """
+        problem, lowest = self.planning_problem, WithinBudget("min", self.options.planner)
+        outside = peak(self.first_plan) - problem.evaluate(self.first_plan.schedule, "auto").peak_bytes
+        found = self.first_plan
+        for _ in range(MAX_LOOKS):
+            choice = lowest.choose(problem, allowed_bytes - outside)
+            found = candidate(problem, choice.solution)
+            if peak(found) <= allowed_bytes:
+                break
+            outside += peak(found) - allowed_bytes
+        return found
 
     @functools.cached_property
-    def _candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> Sequence[Candidate]:
+        """The plans to choose from."""
         return self._prospects.candidates or policy.candidates_of(self.planning_problem, self.options.planner)
 
     def policy_of(self, plan: Candidate) -> str:

@@ -8,7 +8,7 @@ of the others as they are by then.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from fxremat.episode.settle import settle
 from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 
+USED = 0.95  # of what is allowed: a plan with a lower peak than that is taken if it costs no time
 SLACK_BYTES = 512  # that a step may take beyond its budget, to which CUDA's allocator rounds every block
 OTHERS = -1  # the number of the first graph whose plan stays as it is; that of the next is one less
 
@@ -53,8 +54,17 @@ class Graph(Protocol):
     def margin(self) -> float:
         """The part of a budget that is left free because the memory model is not exact."""
 
-    def candidates(self, within_bytes: int | None) -> Sequence[Candidate]:
-        """The plans to choose from, with that for a peak of its own if one is given and there is one."""
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The plans to choose from."""
+
+    def plan_within(self, allowed_bytes: int, peak: Callable[[Candidate], int]) -> Candidate:
+        """The plan for a step in which nothing else is planned.
+
+        Args:
+            allowed_bytes: What the step's peak is to keep; that of the plan may be higher where none does.
+            peak: The step's peak with a plan.
+        """
 
     def policy_of(self, plan: Candidate) -> str:
         """The text of the policy that a plan was compiled under."""
@@ -101,12 +111,13 @@ def settled(
     baseline_bytes = peak_bytes(trace, baselines)
     seconds = sum(each.seconds for each in baselines)
     found = Settled(baselines, None, None, baseline_bytes, seconds, baseline_bytes, seconds)
-    if len(graphs) == 1 and _serves(graphs[0], plans[0], trace, baseline_bytes, excess):
+    if len(graphs) == 1:
         (graph,) = graphs
-        size = resolve_budget(graph.options.budget, baseline_bytes)
-        lowest = peak_bytes(trace, plans)
-        least = plans[0].seconds
-        return Settled(tuple(plans), graph.options.budget, size, baseline_bytes, seconds, lowest, least)
+        plan = _alone(graph, plans[0], trace, baseline_bytes, excess)
+        if plan is not None:
+            budget = graph.options.budget
+            size, lowest = resolve_budget(budget, baseline_bytes), peak_bytes(trace, [plan])
+            return Settled((plan,), budget, size, baseline_bytes, seconds, lowest, plan.seconds)
     for budget in _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes):
         found = _within(budget, graphs, trace, found, excess)
     return found
@@ -135,18 +146,43 @@ def as_stored(
     return Settled(tuple(plans), figures.budget, size, baseline_bytes, seconds, lowest, bound)
 
 
-def _serves(graph: Graph, plan: Candidate, trace: Trace, baseline_bytes: int, excess: float) -> bool:
-    """Whether the plan that a graph has for itself is as good for its step, where nothing else runs."""
-    if plan != graph.own_plan:
-        return False
+def _alone(
+    graph: Graph, plan: Candidate, trace: Trace, baseline_bytes: int, excess: float
+) -> Candidate | None:
+    """A plan for a graph that is all of its step but for what is outside; None where that is not so simple.
+
+    If the one that it has is as good for the step, then this.
+    """
+    if graph.own_plan is None:
+        return None
     budget_bytes = resolve_budget(graph.options.budget, baseline_bytes)
-    if budget_bytes is not None:
-        return excess * peak_bytes(trace, [plan]) <= budget_bytes + SLACK_BYTES
-    moments = timeline(trace, [plan])  # its peak can't be lower; and that of the step, if it is at no other
-    return all(
-        each.peak_bytes <= SLACK_BYTES + max(m.peak_bytes for m in moments if m.call is not None)
-        for each in moments
-    )
+    if budget_bytes is None:
+        return plan if plan == graph.own_plan and _is_highest(trace, plan) else None
+    allowed = _allowed(budget_bytes, [graph], excess)
+
+    def peak(candidate: Candidate) -> int:
+        return peak_bytes(trace, [candidate])
+
+    def fits(candidate: Candidate) -> bool:
+        return excess * peak(candidate) <= budget_bytes + SLACK_BYTES
+
+    if fits(plan) and (peak(plan) > USED * allowed or plan.seconds <= graph.baseline.seconds):
+        return plan
+    found = graph.plan_within(allowed, peak)
+    return found if fits(found) and _is_highest(trace, found) else None
+
+
+def _is_highest(trace: Trace, plan: Candidate) -> bool:
+    """Whether the peak of a step is where its only plan runs, and not around it."""
+    moments = timeline(trace, [plan])
+    highest = max(each.peak_bytes for each in moments if each.call is not None)
+    return all(each.peak_bytes <= SLACK_BYTES + highest for each in moments)
+
+
+def _allowed(budget_bytes: int, graphs: Sequence[Graph], excess: float) -> int:
+    """The predicted peak that a step may have."""
+    exact = min(1 / excess, 1 - max(graph.margin for graph in graphs))
+    return int(budget_bytes * exact) + SLACK_BYTES
 
 
 def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
@@ -158,11 +194,9 @@ def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
 def _within(budget: Budget, graphs: Sequence[Graph], trace: Trace, before: Settled, excess: float) -> Settled:
     """The plans with those of a budget's graphs chosen; the others stay."""
     own = [graph for graph in graphs if graph.options.budget == budget]
-    budget_bytes = allowed = resolve_budget(budget, before.baseline_peak_bytes)
-    if allowed is not None:
-        exact = min(1 / excess, 1 - max(graph.margin for graph in own))
-        allowed = int(allowed * exact) + SLACK_BYTES
-    choices = {each.number: each.candidates(allowed if len(graphs) == 1 else None) for each in own}
+    budget_bytes = resolve_budget(budget, before.baseline_peak_bytes)
+    allowed = None if budget_bytes is None else _allowed(budget_bytes, own, excess)
+    choices = {each.number: each.candidates for each in own}
     calls = []
     for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):
         number = graph.number

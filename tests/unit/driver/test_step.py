@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +66,12 @@ class Made:
         """What compiled a plan."""
         return "made up"
 
-    def candidates(self, within_bytes: int | None) -> Sequence[Candidate]:
+    def plan_within(self, allowed_bytes: int, peak: Callable[[Candidate], int]) -> Candidate:
+        """The fastest whose peak is low enough, or the lowest."""
+        return next((each for each in self.candidates if peak(each) <= allowed_bytes), self.candidates[-1])
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
         """All its plans."""
         return KEEPS, HALF, DROPS
 
