@@ -63,6 +63,13 @@ def accumulated(node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor]:
     return [each for each, after in stays if hasattr(after, "variable")]
 
 
+def zeros_bytes(node: Node, tangents: Sequence[Tensor | None]) -> int:
+    """Bytes of the zeros that a node is given in place of the gradients that nobody has."""
+    pairs = zip(node._input_metadata, tangents, strict=False)
+    missing = (of for of, tangent in pairs if tangent is None and of.shape)
+    return sum(math.prod(of.shape) * of.dtype.itemsize for of in missing)
+
+
 def gradients_of(roots: Iterable[object]) -> dict[int, int]:
     """The gradients that leaves have already, of which tensors are computed: bytes, by storage."""
     waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]

@@ -375,7 +375,7 @@ def _follow(episode: Episode, run: Run, node: Any, inputs: Sequence[Any], output
 
     def begins(tangents: Sequence[Tensor | None], _token: object = token) -> None:
         if not torch.compiler.is_compiling():
-            episode.backward_begins(run, of(), _bytes(tangents))
+            episode.backward_begins(run, of(), tangents)
 
     node.register_prehook(begins)
     if episode.recording is None:

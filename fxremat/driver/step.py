@@ -52,7 +52,8 @@ class Run:
         plan: The plan that runs.
         is_first: Whether its code runs for the first time.
         storages: The caller's memory that the plan may hold, by its place; weak.
-        held: For each of these that nobody else held when the backward began, its bytes.
+        charges: For each of these that nobody else held when the backward began, its bytes.
+        zeros_bytes: What autograd allocates when the backward begins, for outputs without a gradient.
     """
 
     def __init__(self, known: Known, position: int, growth: float) -> None:
@@ -63,6 +64,7 @@ class Run:
         self.is_first = False
         self.storages: dict[Place, tuple[autograd.WeakStorage, int]] = {}
         self.charges: dict[Place, int] = {}
+        self.zeros_bytes = 0
 
 
 class Episode:
@@ -123,7 +125,7 @@ class Episode:
             self.waiting[run] = False
         self._mark(begins=False)
 
-    def backward_begins(self, run: Run, node: Node | None, tangent_bytes: int) -> None:
+    def backward_begins(self, run: Run, node: Node | None, tangents: Sequence[Tensor | None]) -> None:
         """Autograd has come to it."""
         if run not in self.waiting:
             return  # a second time, of a graph that was retained
@@ -132,7 +134,8 @@ class Episode:
             gone = {place: size for place, (storage, size) in run.storages.items() if storage.expired()}
             held = () if self.is_rehearsed else run.plan.holds  # a rehearsal holds nothing
             run.charges = {place: size for place, size in gone.items() if place not in held}
-            self.tangent_bytes = tangent_bytes
+            self.tangent_bytes = autograd.storage_bytes(each for each in tangents if each is not None)
+            run.zeros_bytes = 0 if node is None else autograd.zeros_bytes(node, tangents)
             self._go_into([node])
             self._mark(begins=True)
         del self.waiting[run]
@@ -243,7 +246,8 @@ class Episode:
             held = sum(waiting.values())
             if ran:
                 position, is_backward = next(left)
-                events.append(Event(position, is_backward, live - held, between))
+                zeros = self.runs[position].zeros_bytes if is_backward else 0
+                events.append(Event(position, is_backward, live - held + zeros, between))
                 waiting.pop(position, None)
                 if not is_backward:
                     waiting[position] = 0 if self.is_rehearsed else self.runs[position].plan.held_bytes

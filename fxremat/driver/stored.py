@@ -151,6 +151,7 @@ def _plan(told: dict[str, Any]) -> Candidate:
         int(told["forward_bytes"]),
         int(told["backward_bytes"]),
         frozenset((str(kind), place) for kind, place in told["holds"]),
+        int(told["freed_bytes"]),
     )
 
 

@@ -102,15 +102,21 @@ def candidate(problem: Problem, solution: Solution) -> Candidate:
     profile = profile_of(graph, binding, lowering)
     boundary, outputs = profile.boundary, _returned(graph)
     copies = sum(size for first, last, size in lowering.extra_bytes if first < boundary <= last)
-    returned = sum(life.bytes for life in profile.saved if life.storage in outputs)
-    arrived = returned + graph.tangent_bytes
+    returned = [life for life in profile.saved if life.storage in outputs]
+    returned_bytes = sum(life.bytes for life in returned)
+    alone = profile.live_bytes[boundary:] - graph.tangent_bytes
+    beside = alone.copy()
+    for life in returned:
+        beside[: life.death + 1 - boundary] -= life.bytes
+    backward_bytes = int(beside.max(initial=0))
     return Candidate(
         solution.schedule,
         solution.seconds,
-        profile.saved_bytes - returned + copies,
+        profile.saved_bytes - returned_bytes + copies,
         int(profile.live_bytes[:boundary].max(initial=0)),
-        int(profile.live_bytes[boundary:].max(initial=arrived)) - arrived,
+        backward_bytes,
         _held_places(graph, binding),
+        backward_bytes + returned_bytes - int(alone.max(initial=returned_bytes)),
     )
 
 

@@ -37,8 +37,10 @@ class Candidate:
         forward_bytes: The highest live bytes of the forward, its outputs and what it holds included, above
             what is live when it begins.
         backward_bytes: The highest live bytes of the backward, what it holds and the gradients included,
-            above what is live outside when it begins (tangents among that).
+            above what is live outside when it begins (tangents among that), which stays.
         holds: The inputs and outputs of the graph that it holds as well.
+        freed_bytes: How much lower that is where nobody else holds the outputs that it holds, for it lets go
+            of them on the way.
     """
 
     schedule: Schedule
@@ -47,6 +49,7 @@ class Candidate:
     forward_bytes: int
     backward_bytes: int
     holds: frozenset[Place] = frozenset()
+    freed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +150,11 @@ def charged_bytes(call: Call, candidate: Candidate) -> int:
 
 def own_bytes(call: Call, candidate: Candidate, is_backward: bool) -> int:
     """The highest bytes of a call's forward or backward, above what is live outside and held by others."""
-    if is_backward:
-        return candidate.backward_bytes + charged_bytes(call, candidate)
-    return candidate.forward_bytes
+    if not is_backward:
+        return candidate.forward_bytes
+    is_alone = all(place in call.charges for place in candidate.holds if place[0] == "outputs")
+    freed = candidate.freed_bytes if is_alone else 0
+    return candidate.backward_bytes + charged_bytes(call, candidate) - freed
 
 
 def timeline(trace: Trace, plans: Sequence[Candidate]) -> tuple[Moment, ...]:

@@ -85,7 +85,7 @@ def run_step(steps: Steps, graphs: Sequence[Made], growth: float = 1.0) -> list[
         episode.forward_ends(run, is_waiting=True)
         made.append((episode, run))
     for episode, run in reversed(made):
-        episode.backward_begins(run, None, 0)
+        episode.backward_begins(run, None, ())
         episode.backward_ends(0)
     torch.ones(1, requires_grad=True).sum().backward()  # a pass ends, and with it what is recorded
     return [run.plan for _, run in made]
@@ -188,7 +188,7 @@ def test_what_is_outside_may_grow_with_the_inputs() -> None:
         episode, run = steps.begin(graph, (x,), growth)
         episode.forward_begins(run, (x,))
         episode.forward_ends(run, is_waiting=True)
-        episode.backward_begins(run, None, 0)
+        episode.backward_begins(run, None, ())
         episode.backward_ends(0)
         torch.ones(1, requires_grad=True).sum().backward()
         return [run.plan]
@@ -211,7 +211,7 @@ def test_a_call_whose_results_are_dropped_waits_no_more() -> None:
     run_step(steps, [graph])
     assert steps.current is not episode
     for _ in range(2):
-        episode.backward_begins(run, None, 0)
+        episode.backward_begins(run, None, ())
 
 
 def test_a_call_that_nobody_comes_back_to_does_not_keep_a_step_going() -> None:
@@ -225,7 +225,7 @@ def test_a_call_that_nobody_comes_back_to_does_not_keep_a_step_going() -> None:
         _, unused = steps.begin(auxiliary, (), 1.0)
         episode.forward_begins(unused, ())
         episode.forward_ends(unused, is_waiting=True)
-        episode.backward_begins(run, None, 0)
+        episode.backward_begins(run, None, ())
         episode.backward_ends(0)
         assert len(episode.runs) == 2
 
