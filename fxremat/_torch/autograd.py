@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "WeakStorage",
-    "accumulated",
     "around_graphs",
     "backward_of",
     "clock",
@@ -27,10 +26,13 @@ __all__ = [
     "has_saved_tensor_hooks",
     "is_in_pass",
     "keeps_graph",
+    "leaves",
+    "nodes_behind",
     "parts",
     "saved",
     "storage_bytes",
     "storage_of",
+    "zeros_bytes",
 ]
 
 
@@ -56,11 +58,14 @@ def backward_of(values: Iterable[object], since: int) -> Node | None:
     return None
 
 
-def accumulated(node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Those of a node's gradients that stay, as the gradients of leaves."""
-    pairs = zip(gradients, node.next_functions, strict=False)
-    stays = ((each, after) for each, (after, _) in pairs if each is not None and after is not None)
-    return [each for each, after in stays if hasattr(after, "variable")]
+def nodes_behind(node: Node) -> list[Node]:
+    """What the gradients of a node go to, each once."""
+    return list(dict.fromkeys(after for after, _ in node.next_functions if after is not None))
+
+
+def leaves(node: Node) -> list[Tensor]:
+    """The leaves that the gradients of a node stay with."""
+    return [after.variable for after in nodes_behind(node) if hasattr(after, "variable")]
 
 
 def zeros_bytes(node: Node, tangents: Sequence[Tensor | None]) -> int:

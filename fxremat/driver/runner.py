@@ -381,12 +381,17 @@ def _follow(episode: Episode, run: Run, node: Any, inputs: Sequence[Any], output
     if episode.recording is None:
         return
 
-    def ends(gradients: Sequence[Tensor | None], tangents: object) -> None:
-        backward = of()
-        if backward is not None and not torch.compiler.is_compiling():
-            episode.backward_ends(_bytes(autograd.accumulated(backward, gradients)))
+    run.leaf_bytes = _bytes(autograd.leaves(node))
+    handles: list[Any] = []
 
-    node.register_hook(ends)
+    def ended(gradients: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        episode.backward_ended(run)
+        while handles:
+            handles.pop().remove()
+
+    handles += (each.register_prehook(ended) for each in autograd.nodes_behind(node))
     for kind, tensors in (("inputs", inputs), ("outputs", outputs)):
         for place, each in enumerate(tensors):
             if isinstance(each, Tensor) and not (each.is_leaf and each.requires_grad):

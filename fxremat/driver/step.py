@@ -53,6 +53,7 @@ class Run:
         is_first: Whether its code runs for the first time.
         storages: The caller's memory that the plan may hold, by its place; weak.
         charges: For each of these that nobody else held when the backward began, its bytes.
+        leaf_bytes: The gradients that stay, of parameters.
         zeros_bytes: What autograd allocates when the backward begins, for outputs without a gradient.
     """
 
@@ -64,7 +65,7 @@ class Run:
         self.is_first = False
         self.storages: dict[Place, tuple[autograd.WeakStorage, int]] = {}
         self.charges: dict[Place, int] = {}
-        self.zeros_bytes = 0
+        self.leaf_bytes = self.zeros_bytes = 0
 
 
 class Episode:
@@ -96,6 +97,7 @@ class Episode:
         self.runs: list[Run] = []
         self.waiting: dict[Run, bool] = {}  # and whether a backward has run since its forward
         self.events: list[tuple[int, bool]] = []
+        self._backward_of: Run | None = None
         self.ran: list[bool] = []  # for each part of the recording, whether a call ran in it
         self.gradient_bytes = self.tangent_bytes = self.around_bytes = self.result_bytes = 0
         self.is_measured = self.is_paused = self.is_lost = False
@@ -114,6 +116,7 @@ class Episode:
 
     def forward_begins(self, run: Run, inputs: Sequence[Any]) -> None:
         """A call is made."""
+        self._backward_has_ended()
         self.runs.append(run)
         self._go_into(each.grad_fn for each in inputs if isinstance(each, Tensor))
         self.events.append((run.position, False))
@@ -129,6 +132,7 @@ class Episode:
         """Autograd has come to it."""
         if run not in self.waiting:
             return  # a second time, of a graph that was retained
+        self._backward_has_ended()
         self.events.append((run.position, True))
         if self.recording is not None:
             gone = {place: size for place, (storage, size) in run.storages.items() if storage.expired()}
@@ -138,14 +142,23 @@ class Episode:
             run.zeros_bytes = 0 if node is None else autograd.zeros_bytes(node, tangents)
             self._go_into([node])
             self._mark(begins=True)
+            self._backward_of = run
         del self.waiting[run]
         for each in self.waiting:
             self.waiting[each] = True
 
-    def backward_ends(self, gradient_bytes: int) -> None:
-        """Its gradients are there."""
+    def backward_ended(self, run: Run) -> None:
+        """Its gradients are there: autograd goes on with what they are for."""
+        if self._backward_of is run:
+            self._backward_has_ended()
+
+    def _backward_has_ended(self) -> None:
+        """So it has, if one has begun and nothing else told; a hook behind it would hold the tangents."""
+        if self._backward_of is None:
+            return
         self.tangent_bytes = 0
-        self.gradient_bytes += gradient_bytes
+        self.gradient_bytes += self._backward_of.leaf_bytes
+        self._backward_of = None
         self._mark(begins=False)
 
     def dropped(self, run: Run) -> None:
@@ -184,6 +197,7 @@ class Episode:
     def _pass_ended(self) -> None:
         if threading.get_ident() != self._thread or self.is_paused or autograd.is_in_pass():
             return
+        self._backward_has_ended()
         if self.is_lost:
             self._end_recording()
         has_run = any(is_backward for _, is_backward in self.events)

@@ -101,12 +101,14 @@ def test_the_predicted_peak_is_measured(
     compiled = tuple(splits)
     assert len(compiled) == len({(call.graph_name, call.plan) for call in ahead.calls})
     (after,) = [each for each in fxremat.steps() if each.calls == ahead.calls]
-    assert after.measured_peak_bytes == after.measured_plans_peak_bytes == ahead.peak_bytes
+    assert after.measured_plans_peak_bytes == ahead.peak_bytes
     assert ahead.budget_bytes is not None and ahead.peak_bytes <= ahead.budget_bytes + 512
     step()
     without_gradients(model)
     measured = measure_peak(step, device="cpu").peak_bytes
-    assert measured == ahead.peak_bytes if build is blockwise else measured <= ahead.peak_bytes
+    let_go_of = 0 if build is blockwise else 64 * 50 * 4  # the output's gradient, before its backward ends
+    for found in (after.measured_peak_bytes, measured):
+        assert found is not None and 0 <= ahead.peak_bytes - found <= let_go_of
     assert tuple(splits) == compiled
 
 

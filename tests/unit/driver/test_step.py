@@ -86,7 +86,7 @@ def run_step(steps: Steps, graphs: Sequence[Made], growth: float = 1.0) -> list[
         made.append((episode, run))
     for episode, run in reversed(made):
         episode.backward_begins(run, None, ())
-        episode.backward_ends(0)
+        episode.backward_ended(run)
     torch.ones(1, requires_grad=True).sum().backward()  # a pass ends, and with it what is recorded
     return [run.plan for _, run in made]
 
@@ -189,7 +189,7 @@ def test_what_is_outside_may_grow_with_the_inputs() -> None:
         episode.forward_begins(run, (x,))
         episode.forward_ends(run, is_waiting=True)
         episode.backward_begins(run, None, ())
-        episode.backward_ends(0)
+        episode.backward_ended(run)
         torch.ones(1, requires_grad=True).sum().backward()
         return [run.plan]
 
@@ -226,7 +226,7 @@ def test_a_call_that_nobody_comes_back_to_does_not_keep_a_step_going() -> None:
         episode.forward_begins(unused, ())
         episode.forward_ends(unused, is_waiting=True)
         episode.backward_begins(run, None, ())
-        episode.backward_ends(0)
+        episode.backward_ended(run)
         assert len(episode.runs) == 2
 
 
