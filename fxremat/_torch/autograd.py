@@ -75,6 +75,16 @@ def zeros_bytes(node: Node, tangents: Sequence[Tensor | None]) -> int:
     return sum(math.prod(of.shape) * of.dtype.itemsize for of in missing)
 
 
+def released(node: Node, tangents: Sequence[Tensor | None]) -> tuple[tuple[WeakStorage, int], ...] | None:
+    """The memory of tangents, and its bytes, each once; None if a backward can't let go of them."""
+    made_by = getattr(type(node), "_forward_cls", None)
+    if not getattr(made_by, "boxed_grads_call", False):
+        return None
+    storages = (storage_of(each) for each in tangents if each is not None)
+    found = {each.data_ptr(): each for each in storages if each is not None}
+    return tuple((WeakStorage(each), each.nbytes()) for each in found.values())
+
+
 def gradients_of(roots: Iterable[object]) -> dict[int, int]:
     """The gradients that leaves have already, of which tensors are computed: bytes, by storage."""
     waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]

@@ -181,8 +181,7 @@ def _is_highest(trace: Trace, plan: Candidate) -> bool:
 
 def _allowed(budget_bytes: int, graphs: Sequence[Graph], excess: float) -> int:
     """The predicted peak that a step may have."""
-    exact = min(1 / excess, 1 - max(graph.margin for graph in graphs))
-    return int(budget_bytes * exact) + SLACK_BYTES
+    return int(budget_bytes * min(1 / excess, 1 - max(graph.margin for graph in graphs)))
 
 
 def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
@@ -195,7 +194,7 @@ def _within(budget: Budget, graphs: Sequence[Graph], trace: Trace, before: Settl
     """The plans with those of a budget's graphs chosen; the others stay."""
     own = [graph for graph in graphs if graph.options.budget == budget]
     budget_bytes = resolve_budget(budget, before.baseline_peak_bytes)
-    allowed = None if budget_bytes is None else _allowed(budget_bytes, own, excess)
+    allowed = None if budget_bytes is None else _allowed(budget_bytes, own, excess) + SLACK_BYTES
     choices = {each.number: each.candidates for each in own}
     calls = []
     for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):

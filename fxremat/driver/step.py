@@ -38,7 +38,7 @@ from fxremat.driver.settling import Graph, Settled
 from fxremat.driver.step_report import CallReport, StepReport
 from fxremat.driver.stored import StoredCall
 from fxremat.episode.learnt import learnt
-from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
+from fxremat.episode.trace import TANGENTS, Call, Candidate, Event, Place, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 
 
@@ -55,6 +55,7 @@ class Run:
         charges: For each of these that nobody else held when the backward began, its bytes.
         leaf_bytes: The gradients that stay, of parameters.
         zeros_bytes: What autograd allocates when the backward begins, for outputs without a gradient.
+        tangents: The tangents, weak, with their bytes; None where they stay to the end of the backward.
     """
 
     def __init__(self, known: Known, position: int, growth: float) -> None:
@@ -66,6 +67,14 @@ class Run:
         self.storages: dict[Place, tuple[autograd.WeakStorage, int]] = {}
         self.charges: dict[Place, int] = {}
         self.leaf_bytes = self.zeros_bytes = 0
+        self.tangents: tuple[tuple[autograd.WeakStorage, int], ...] | None = None
+
+    def see_tangents(self) -> None:
+        """Its backward has ended: count the tangents that nobody holds by now as held by it alone."""
+        if self.tangents is None:
+            return
+        gone = sum(size for storage, size in self.tangents if storage.expired())
+        self.charges[TANGENTS] = self.zeros_bytes + gone
 
 
 class Episode:
@@ -139,7 +148,9 @@ class Episode:
             held = () if self.is_rehearsed else run.plan.holds  # a rehearsal holds nothing
             run.charges = {place: size for place, size in gone.items() if place not in held}
             self.tangent_bytes = autograd.storage_bytes(each for each in tangents if each is not None)
-            run.zeros_bytes = 0 if node is None else autograd.zeros_bytes(node, tangents)
+            if node is not None:
+                run.zeros_bytes = autograd.zeros_bytes(node, tangents)
+                run.tangents = autograd.released(node, tangents)
             self._go_into([node])
             self._mark(begins=True)
             self._backward_of = run
@@ -158,6 +169,7 @@ class Episode:
             return
         self.tangent_bytes = 0
         self.gradient_bytes += self._backward_of.leaf_bytes
+        self._backward_of.see_tangents()
         self._backward_of = None
         self._mark(begins=False)
 
@@ -260,8 +272,9 @@ class Episode:
             held = sum(waiting.values())
             if ran:
                 position, is_backward = next(left)
-                zeros = self.runs[position].zeros_bytes if is_backward else 0
-                events.append(Event(position, is_backward, live - held + zeros, between))
+                run = self.runs[position]
+                arrives = run.zeros_bytes - run.charges.get(TANGENTS, 0) if is_backward else 0
+                events.append(Event(position, is_backward, live - held + arrives, between))
                 waiting.pop(position, None)
                 if not is_backward:
                     waiting[position] = 0 if self.is_rehearsed else self.runs[position].plan.held_bytes

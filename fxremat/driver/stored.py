@@ -16,14 +16,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fxremat._torch import compilers, processes
 from fxremat.driver.options import Budget
-from fxremat.episode.trace import Candidate
+from fxremat.episode.trace import Candidate, Place
 from fxremat.graph.schedule import Schedule
 
 NOTHING = "{}"  # what is told to other processes where nothing is stored
@@ -140,7 +140,16 @@ def _read(text: str) -> Stored | None:
 
 
 def _told(plan: Candidate) -> dict[str, Any]:
-    return asdict(plan) | {"holds": sorted(plan.holds)}
+    levels = [(size, _listed(places)) for size, places in plan.levels]
+    return asdict(plan) | {"holds": _listed(plan.holds), "levels": levels}
+
+
+def _listed(places: Iterable[Place]) -> list[Place]:
+    return sorted(places, key=str)
+
+
+def _places(told: Iterable[tuple[str, int | str]]) -> frozenset[Place]:
+    return frozenset((str(kind), place) for kind, place in told)
 
 
 def _plan(told: dict[str, Any]) -> Candidate:
@@ -150,8 +159,8 @@ def _plan(told: dict[str, Any]) -> Candidate:
         int(told["held_bytes"]),
         int(told["forward_bytes"]),
         int(told["backward_bytes"]),
-        frozenset((str(kind), place) for kind, place in told["holds"]),
-        int(told["freed_bytes"]),
+        _places(told["holds"]),
+        tuple((int(size), _places(places)) for size, places in told["levels"]),
     )
 
 

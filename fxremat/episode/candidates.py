@@ -17,14 +17,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from fxremat._torch import graphs
 from fxremat.episode.hold import held, without_hold
-from fxremat.episode.trace import Candidate, Place
+from fxremat.episode.trace import TANGENTS, Candidate, Level, Place
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding, Schedule
 from fxremat.memory.liveness import profile_of
+from fxremat.memory.lowering import Lowering
 from fxremat.predict.problem import Problem, Solution
 
 MAX_CANDIDATES = 48
@@ -104,20 +107,47 @@ def candidate(problem: Problem, solution: Solution) -> Candidate:
     copies = sum(size for first, last, size in lowering.extra_bytes if first < boundary <= last)
     returned = [life for life in profile.saved if life.storage in outputs]
     returned_bytes = sum(life.bytes for life in returned)
-    alone = profile.live_bytes[boundary:] - graph.tangent_bytes
-    beside = alone.copy()
+    own = profile.live_bytes[boundary:] - graph.tangent_bytes
     for life in returned:
-        beside[: life.death + 1 - boundary] -= life.bytes
-    backward_bytes = int(beside.max(initial=0))
+        own[: life.death + 1 - boundary] -= life.bytes
+    needs, storages = _needs(graph, binding, lowering), _at_caller(graph).storages
+    needs |= {storages[life.storage]: life.death for life in returned if life.storage in storages}
     return Candidate(
         solution.schedule,
         solution.seconds,
         profile.saved_bytes - returned_bytes + copies,
         int(profile.live_bytes[:boundary].max(initial=0)),
-        backward_bytes,
+        int(own.max(initial=0)),
         _held_places(graph, binding),
-        backward_bytes + returned_bytes - int(alone.max(initial=returned_bytes)),
+        tuple(_levels(own, {place: last - boundary for place, last in needs.items()})),
     )
+
+
+def _levels(own: npt.NDArray[np.int64], needs: Mapping[Place, int]) -> Iterator[Level]:
+    """The levels of a backward, from what is live in it and the last step that needs each place."""
+    start, highest = 0, -1
+    for last in sorted({*needs.values(), len(own) - 1}):
+        level = int(own[start : last + 1].max(initial=0))
+        if level > highest:  # else a part before it, which needs as much and more, is no lower
+            yield level, frozenset(place for place, until in needs.items() if until >= start)
+            highest = level
+        start = last + 1
+
+
+def _needs(graph: JointGraph, binding: Binding, lowering: Lowering) -> dict[Place, int]:
+    """The last step at which the backward needs each input, and any tangent."""
+    inputs = dict(_at_caller(graph).inputs)
+    if graph.module is not None:
+        tangents = (index for index, node in enumerate(graph.fx_nodes) if graphs.is_tangent(node))
+        inputs |= dict.fromkeys(tangents, TANGENTS)
+    found: dict[Place, int] = {}
+    for step in range(binding.boundary, len(binding.nodes)):
+        for operand in graph.nodes[binding.nodes[step]].operands:
+            place = inputs.get(_root(graph, operand))
+            if place is not None:
+                found[place] = max(lowering.read_until[step], found.get(place, 0))
+    roots = (_root(graph, each) for each in graph.backward_outputs if each is not None)
+    return found | {inputs[root]: len(binding.nodes) for root in roots if root in inputs}
 
 
 def _returned(graph: JointGraph) -> Set[int]:

@@ -11,19 +11,24 @@ Terms:
 
 Outside bytes do not depend on the plans, with one exception: a plan may hold an input or an output of its
 graph longer than anybody else. A call's *charges* are the bytes of those that nobody else holds up to its
-backward; a plan that holds one takes that many more.
+backward; a plan that holds one takes that many more, until its backward needs it no longer. So are tangents,
+if nobody else holds them.
 
 All bytes are above what was live when the episode began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from fxremat.graph.schedule import Schedule
 
 Place = tuple[str, int | str]  # ``"inputs"`` or ``"outputs"`` of a graph, and the position among them
+TANGENTS: Place = ("tangents", 0)  # all of them
+
+
+Level = tuple[int, frozenset[Place]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,8 @@ class Candidate:
         backward_bytes: The highest live bytes of the backward, what it holds and the gradients included,
             above what is live outside when it begins (tangents among that), which stays.
         holds: The inputs and outputs of the graph that it holds as well.
-        freed_bytes: How much lower that is where nobody else holds the outputs that it holds, for it lets go
-            of them on the way.
+        levels: The highest of the same in parts of the backward, each with those places whose memory is
+            needed in that part or behind it; parts that can't be the highest are left out.
     """
 
     schedule: Schedule
@@ -49,7 +54,7 @@ class Candidate:
     forward_bytes: int
     backward_bytes: int
     holds: frozenset[Place] = frozenset()
-    freed_bytes: int = 0
+    levels: tuple[Level, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class Call:
 
     Attributes:
         graph: Which graph runs, by its number.
-        charges: Bytes of the inputs and outputs that nobody holds up to its backward, unless its plan does.
+        charges: Bytes of the inputs and outputs that nobody holds up to its backward, unless its plan does,
+            and of the tangents that nobody but its backward holds.
     """
 
     graph: int
@@ -145,16 +151,19 @@ def held_bytes(call: Call, candidate: Candidate) -> int:
 
 def charged_bytes(call: Call, candidate: Candidate) -> int:
     """Bytes of the inputs and outputs that a plan alone holds."""
-    return sum(call.charges.get(place, 0) for place in candidate.holds)
+    return _bytes_of(call, candidate.holds)
+
+
+def _bytes_of(call: Call, places: Set[Place]) -> int:
+    return sum(size for place, size in call.charges.items() if place in places)
 
 
 def own_bytes(call: Call, candidate: Candidate, is_backward: bool) -> int:
     """The highest bytes of a call's forward or backward, above what is live outside and held by others."""
     if not is_backward:
         return candidate.forward_bytes
-    is_alone = all(place in call.charges for place in candidate.holds if place[0] == "outputs")
-    freed = candidate.freed_bytes if is_alone else 0
-    return candidate.backward_bytes + charged_bytes(call, candidate) - freed
+    levels = candidate.levels or ((candidate.backward_bytes, candidate.holds | {TANGENTS}),)
+    return max(highest + _bytes_of(call, needed) for highest, needed in levels)
 
 
 def timeline(trace: Trace, plans: Sequence[Candidate]) -> tuple[Moment, ...]:

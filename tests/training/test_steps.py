@@ -379,3 +379,38 @@ def test_two_models_with_budgets_of_their_own() -> None:
     (report,) = fxremat.steps()[count:]
     assert report.budget == 0.6 and report.budget_bytes is not None
     assert peak((modules, lambda: trained(calls, rows()))) <= report.budget_bytes + SLACK_BYTES
+
+
+class Classifier(nn.Module):
+    """Blocks and the logits of many classes; it may have the loss inside, and gives the logits as well."""
+
+    def __init__(self, is_loss_inside: bool) -> None:
+        super().__init__()
+        self.blocks, self.head = blocks(), nn.Linear(WIDTH, 200)
+        self.is_loss_inside = is_loss_inside
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(run(list(self.blocks), x))
+        return functional.cross_entropy(logits, target) if self.is_loss_inside else logits.sum(), logits
+
+
+def classifier(is_loss_inside: bool, wrap: Wrap) -> Built:
+    """A classifier whose logits the program keeps until the end of the step."""
+    model = Classifier(is_loss_inside)
+    call, target = wrap(model), torch.zeros(ROWS, dtype=torch.long)
+
+    def step() -> Tensor:
+        loss, logits = call(rows(), target)
+        loss = loss if is_loss_inside else functional.cross_entropy(logits, target)
+        loss.backward()
+        return loss.detach()
+
+    return nn.ModuleList([model]), step
+
+
+@pytest.mark.parametrize("is_loss_inside", [True, False], ids=["loss inside", "loss outside"])
+def test_what_the_program_keeps_and_what_the_backward_lets_go_of(is_loss_inside: bool) -> None:
+    """Logits that the program keeps, zeros for the gradient that nobody has, a gradient needed once."""
+    (modules, step), (report,) = learnt(functools.partial(classifier, is_loss_inside), budget="min")
+    modules.zero_grad()
+    assert report.peak_bytes == report.measured_peak_bytes == measure_peak(step, device="cpu").peak_bytes

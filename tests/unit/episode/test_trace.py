@@ -1,6 +1,6 @@
 """The model of an episode: what is live when, given a plan for each call."""
 
-from fxremat.episode.trace import Call, Candidate, Event, Trace, peak_bytes, timeline
+from fxremat.episode.trace import TANGENTS, Call, Candidate, Event, Trace, own_bytes, peak_bytes, timeline
 from fxremat.graph.schedule import Schedule
 
 KEEPS = Candidate(Schedule(("a", "b")), 1.0, 10, 14, 12, frozenset({("inputs", 0)}))
@@ -37,3 +37,19 @@ def test_a_call_without_a_backward_holds_to_the_end() -> None:
     """Nothing tells that it has let go."""
     alone = Trace((Call(0),), (Event(0, False, 1, 1),), after_bytes=2)
     assert [moment.peak_bytes for moment in timeline(alone, (KEEPS,))] == [1, 15, 12]
+
+
+def test_a_backward_lets_go_of_what_it_needs_no_more() -> None:
+    """What nobody else holds counts in those parts of the backward that need it, or come before."""
+    levels = ((4, frozenset({("inputs", 0), TANGENTS})), (7, frozenset({("inputs", 0)})), (9, frozenset()))
+    plan = Candidate(Schedule(("a",)), 1.0, 10, 14, 9, frozenset({("inputs", 0)}), levels)
+    for charges, highest in (
+        ({}, 9),
+        ({TANGENTS: 4}, 9),
+        ({TANGENTS: 6}, 10),
+        ({("inputs", 0): 3}, 10),
+        ({("inputs", 0): 3, TANGENTS: 6}, 13),
+        ({("outputs", 0): 50}, 9),
+    ):
+        assert own_bytes(Call(0, charges), plan, is_backward=True) == highest
+        assert own_bytes(Call(0, charges), plan, is_backward=False) == 14
