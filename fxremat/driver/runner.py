@@ -184,6 +184,12 @@ class Runner:
         return None if self._prospects.candidates or self._is_stored else self.first_plan
 
     @property
+    def is_corrected(self) -> bool:
+        """Whether that plan is lower than predictions ask for, because of what its code takes."""
+        variant = self.variants.get(self.first_plan.schedule)
+        return variant is not None and variant.compilation.corrections > 0
+
+    @property
     def baseline(self) -> Candidate:
         """What runs without fxremat."""
         return self._prospects.baseline

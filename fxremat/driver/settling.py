@@ -43,6 +43,10 @@ class Graph(Protocol):
         """The plan that it has for itself; None if it was compiled as a part of a step."""
 
     @property
+    def is_corrected(self) -> bool:
+        """Whether that plan is lower than predictions ask for, because of what its code takes."""
+
+    @property
     def cautious_plan(self) -> Candidate:
         """The plan of a call about whose step nothing is known."""
 
@@ -166,7 +170,8 @@ def _alone(
     def fits(candidate: Candidate) -> bool:
         return excess * peak(candidate) <= budget_bytes + SLACK_BYTES
 
-    if fits(plan) and (peak(plan) > USED * allowed or plan.seconds <= graph.baseline.seconds):
+    is_used = peak(plan) > USED * allowed or plan.seconds <= graph.baseline.seconds or graph.is_corrected
+    if fits(plan) and is_used:
         return plan
     found = graph.plan_within(allowed, peak)
     return found if fits(found) and _is_highest(trace, found) else None

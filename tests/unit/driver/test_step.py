@@ -42,6 +42,7 @@ class Made:
     own_plan: Candidate | None = None
     margin: float = 0.0
     key: str | None = None
+    is_corrected: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("meta"))  # where nothing is recorded
 
     @property
