@@ -110,15 +110,15 @@ def candidate(problem: Problem, solution: Solution) -> Candidate:
     own = profile.live_bytes[boundary:] - graph.tangent_bytes
     for life in returned:
         own[: life.death + 1 - boundary] -= life.bytes
-    needs, storages = _needs(graph, binding, lowering), _at_caller(graph).storages
-    needs |= {storages[life.storage]: life.death for life in returned if life.storage in storages}
+    holds = _held_places(graph, binding)
+    needs = dict.fromkeys(holds, len(binding.nodes)) | _needs(graph, binding, lowering)
     return Candidate(
         solution.schedule,
         solution.seconds,
         profile.saved_bytes - returned_bytes + copies,
         int(profile.live_bytes[:boundary].max(initial=0)),
         int(own.max(initial=0)),
-        _held_places(graph, binding),
+        holds,
         tuple(_levels(own, {place: last - boundary for place, last in needs.items()})),
     )
 
