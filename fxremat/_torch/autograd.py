@@ -81,7 +81,7 @@ def released(node: Node, tangents: Sequence[Tensor | None]) -> tuple[tuple[WeakS
     if not getattr(made_by, "boxed_grads_call", False):
         return None
     storages = (storage_of(each) for each in tangents if each is not None)
-    found = {each.data_ptr(): each for each in storages if each is not None}
+    found = {each._cdata: each for each in storages if each is not None}
     return tuple((WeakStorage(each), each.nbytes()) for each in found.values())
 
 

@@ -118,6 +118,7 @@ def test_a_longer_step_is_learnt_as_ever(process: Any) -> None:
         torch.testing.assert_close(twice, 2 * once)
 
 
+@pytest.mark.slow
 def test_plans_that_hold_no_more_are_settled_anew(process: Any) -> None:
     """In the other process there is more beside the graphs, so that the stored plans exceed the budget."""
     budget = 150_000
