@@ -106,10 +106,8 @@ class Family:
     @property
     def is_to_be_recorded(self) -> bool:
         """Whether there is more to learn: of an episode that is not known, or has got other plans."""
-        is_new = self.is_surprised or not self.shapes
-        has_changed = any(
-            shape.is_new or plans_of(shape.calls) != shape.plans for shape in self.shapes.values()
-        )
+        is_new = self.is_surprised or not self.shapes or self.shapes[self.latest].is_new
+        has_changed = any(plans_of(shape.calls) != shape.plans for shape in self.shapes.values())
         return (is_new or has_changed) and self.recordings < MAX_RECORDINGS
 
     def calls(self) -> list[Known]:
