@@ -1,4 +1,4 @@
-"""The door to private torch names of CUDA where there is no GPU: Inductor's code for a card, run on fake tensors.
+"""The door to private torch names of CUDA without a GPU: Inductor's code for a card, run on fake tensors.
 
 Inside of ``card`` a machine without a GPU seems to have one of given properties. Tensors of device "cuda" are
 fake (``fakes.py``); ``torch.compile`` traces, lowers, schedules and generates code for them as on a machine
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import device_interface
+from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 from torch.utils import _triton as triton_facts
 
@@ -51,7 +52,9 @@ class Properties:
         multi_processor_count: Streaming multiprocessors.
         total_memory: Bytes.
         max_threads_per_multi_processor: Resident at once.
-        shared_memory_per_block_optin: Bytes that a block may ask for.
+        warp_size: Threads; this and the next are the same for all cards.
+        regs_per_multiprocessor: Registers of 32 bits.
+        max_threads_per_block: In a block of a kernel.
     """
 
     name: str
@@ -60,13 +63,9 @@ class Properties:
     multi_processor_count: int
     total_memory: int
     max_threads_per_multi_processor: int
-    shared_memory_per_block_optin: int
     warp_size: int = 32
     regs_per_multiprocessor: int = 1 << 16
     max_threads_per_block: int = 1024
-    shared_memory_per_block: int = 48 << 10
-    is_integrated: int = 0
-    gcnArchName: str = ""
 
 
 def missing() -> str | None:
@@ -83,8 +82,8 @@ def missing() -> str | None:
 def card(properties: Properties) -> Iterator[None]:
     """Have this thread compile for a card that is not there, and run its code on fake tensors.
 
-    One at a time, and only where ``missing`` finds nothing. Compiled code is of no use outside; Dynamo forgets
-    it. Under ``fakes.Rehearsal`` the storages that it allocates are counted.
+    One at a time, and only where ``missing`` finds nothing. Compiled code is of no use outside, and Dynamo
+    forgets it. Under ``fakes.Rehearsal`` the storages that it allocates are counted.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(_forget)
@@ -95,6 +94,7 @@ def card(properties: Properties) -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(torch.compiler.config.patch(force_disable_caches=True))
+        stack.enter_context(torch._inductor.config.patch(compile_threads=1))  # nothing is left to others
         _forget()
         yield
 
@@ -186,11 +186,23 @@ def _stands_in(properties: Properties) -> Iterator[tuple[object, str, object]]:
     """Owner, name and value of what is replaced."""
     from torch._inductor.async_compile import AsyncCompile
 
-    guards = torch._C._dynamo.guards
-    yield torch.cuda, "_DeviceGuard", _Guard
-    yield torch.cuda, "current_device", lambda: 0
-    yield torch.cuda, "get_device_properties", lambda device=None: properties
-    yield torch.cuda, "set_device", lambda device: None
+    cuda, guards = torch.cuda, torch._C._dynamo.guards
+    yield fake_tensor, "init_gpu_context", lambda device: None
+    yield fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda mode: True)
+    yield torch.version, "cuda", "12.8"
+    yield cuda, "is_available", lambda: True
+    yield cuda, "_lazy_init", lambda: None
+    yield cuda, "device_count", lambda: 1
+    yield cuda, "current_device", lambda: 0
+    yield cuda, "set_device", lambda device: None
+    yield cuda, "_exchange_device", lambda device: 0
+    yield cuda, "_maybe_exchange_device", lambda device: 0
+    yield cuda, "get_device_properties", lambda device=None: properties
+    yield cuda, "get_rng_state", lambda device="cuda": torch.zeros(16, dtype=torch.uint8, device="cpu")
+    yield cuda, "set_rng_state", lambda state, device="cuda": None
+    yield cuda, "synchronize", lambda device=None: None
+    yield cuda, "is_current_stream_capturing", lambda: False
+    yield cuda, "_DeviceGuard", _Guard
     yield torch._C, "_cuda_getCurrentRawStream", lambda index: 0
     yield triton_facts, "triton_hash_with_backend", lambda: ""  # of kernels that are compiled
     yield guards, "_empty_strided_cuda", _empty_strided
