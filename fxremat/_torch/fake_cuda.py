@@ -142,36 +142,31 @@ def _built_with_cuda(has_flash: bool) -> Iterator[None]:
 def _interface(properties: Properties) -> Iterator[None]:
     """Have Dynamo and Inductor ask the card."""
 
-    class Card(device_interface.CudaInterface):
-        current_device = staticmethod(lambda: 0)
-        device_count = staticmethod(lambda: 1)
-        exchange_device = maybe_exchange_device = staticmethod(lambda index: 0)
-        get_device_properties = staticmethod(lambda device=None: properties)
-        get_raw_stream = staticmethod(lambda index: 0)
-        is_bf16_supported = staticmethod(lambda including_emulation=True: including_emulation or major >= 8)
-        is_available = staticmethod(lambda: True)
-        set_device = staticmethod(_nothing)
-        synchronize = staticmethod(_nothing)
-
-        class Worker:
-            current_device = staticmethod(lambda: 0)
-            get_device_properties = staticmethod(lambda device=None: properties)
-            set_device = staticmethod(_nothing)
-
-        @staticmethod
-        def get_compute_capability(device: object = None) -> int:
-            return 10 * properties.major + properties.minor
-
-        @staticmethod
-        def is_triton_capable(device: object = None) -> bool:
-            return True
-
-    major = properties.major
+    answers: dict[str, Any] = {
+        "current_device": lambda: 0,
+        "exchange_device": lambda index: 0,
+        "maybe_exchange_device": lambda index: 0,
+        "get_device_properties": lambda device=None: properties,
+        "set_device": _nothing,
+    }
+    worker = type("Worker", (), {name: staticmethod(answer) for name, answer in answers.items()})
+    answers |= {
+        "device_count": lambda: 1,
+        "get_compute_capability": lambda device=None: 10 * properties.major + properties.minor,
+        "get_raw_stream": lambda index: 0,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or properties.major >= 8,
+        "is_triton_capable": lambda device=None: True,
+        "raise_if_triton_unavailable": _nothing,
+        "synchronize": _nothing,
+    }
+    members = {name: staticmethod(answer) for name, answer in answers.items()}
+    asked = type("AbsentCard", (device_interface.CudaInterface,), {**members, "Worker": worker})
     interfaces = device_interface.device_interfaces
     device_interface.get_interface_for_device("cpu")  # registers all that torch has
     before = dict(interfaces)
     for name in ("cuda", "cuda:0"):
-        device_interface.register_interface_for_device(name, Card)
+        device_interface.register_interface_for_device(name, asked)
     try:
         yield
     finally:

@@ -8,8 +8,10 @@
     fxremat calibrate       how fast this machine is, which plans are made by
     fxremat paper           a figure of the paper, made again
 
-MODEL names a function that returns a model and what it is called with; see ``example.py``. STEP names one
-that returns a function which runs a training step, of models that it has compiled (``fxremat.survey``).
+With ``--device h100`` plan, frontier and explain are for a card that need not be there, and say whether the
+step fits it. MODEL names a function that returns a model and what it is called with; see ``example.py``. STEP
+names one that returns a function which runs a training step, of models that it has compiled
+(``fxremat.survey``).
 
 Exit status: 0, or 2 with one message on stderr where an option, MODEL or the budget is at fault. Other
 errors keep their traceback. What is printed is a Report's; nothing is decided here. Each command imports
@@ -440,14 +442,15 @@ def _show(
     limit = None if arguments.all else arguments.rows
     print("\n\n".join(f"{report.summary()}\n\n{report.table(limit)}" for report in reports))
     if peaks:
-        print(f"\n{_peaks_table(reports, peaks)}")
+        title = "measured peak" if fit is None else "peak on fake tensors"
+        print(f"\n{_peaks_table(reports, peaks, title)}")
     if fit is not None:
         print(f"\n{fit.table()}")
     if arguments.json is None:
         return
     fields = {
         "graphs": [json.loads(report.to_json()) for report in reports],
-        "measured_peak_bytes": dict(peaks),
+        "measured_peak_bytes": dict(peaks) if fit is None else {},
         "fit": None if fit is None else dataclasses.asdict(fit),
     }
     _write_json(arguments.json, fields)
@@ -466,7 +469,7 @@ def _write_json(path: Path, fields: object) -> None:
         raise InvalidOptionError("json", f"{str(path)!r} can't be written: {error.strerror}.") from error
 
 
-def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int]) -> str:
+def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int], title: str) -> str:
     """Measured beside predicted; a step of several graphs has no predicted peak of its own."""
     from tabulate import tabulate
 
@@ -478,5 +481,5 @@ def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int]) -> str:
         (setting, predicted.get(setting, "-"), mib(peak), f"{peak / eager:.1%}" if eager else "-")
         for setting, peak in peaks.items()
     ]
-    headers = ("step", "predicted peak", "measured peak", "of eager")
+    headers = ("step", "predicted peak", title, "of eager")
     return tabulate(rows, headers, colalign=("left", "right", "right", "right"), disable_numparse=True)

@@ -63,8 +63,8 @@ class Example:
     @property
     def held_bytes(self) -> int:
         """Bytes of the parameters, the buffers and the tensors among the arguments."""
-        storages = [each.untyped_storage() for each in (*self.leaves, *self.model.buffers())]
-        return sum({each._cdata: each.nbytes() for each in storages}.values())
+        storages = {each.untyped_storage() for each in (*self.leaves, *self.model.buffers())}
+        return sum(each.nbytes() for each in storages)
 
     @property
     def loss_of(self) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ tenth of a percent. A prediction that gets worse fails; one that gets better may
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import models
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import fxremat
+from fxremat.cli import command
 from fxremat.device.absent import absent, card_named
 from fxremat.driver.report import Report
 
@@ -49,6 +51,39 @@ def step_on(card: str, name: str, budget: Any) -> tuple[Report, int]:
             peak = absent_card.peak_bytes(step)
         (report,) = fxremat.reports()[before:]
         return report, peak
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+def chain():
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    return nn.Sequential(*layers), (torch.randn(256, 64),), lambda y: y.square().mean()
+
+
+def reading():
+    return nn.Linear(2, 1), (torch.ones(1, int(torch.ones(1).item())),), torch.sum
+"""
+
+
+@pytest.mark.parametrize("name", ["plan", "explain", "frontier"])
+def test_the_command_line_says_whether_it_fits(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a card with room for it."""
+    (tmp_path / "net.py").write_text(SOURCE, encoding="utf-8")
+    assert command.main([name, f"{tmp_path}/net.py:chain", "--device", "a100-40gb"]) == 0
+    wanted = "the first point that fits is 1 of" if name == "frontier" else "it fits"
+    assert wanted in capsys.readouterr().out
+
+
+def test_a_model_that_reads_numbers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it may not do."""
+    (tmp_path / "net.py").write_text(SOURCE, encoding="utf-8")
+    assert command.main(["plan", f"{tmp_path}/net.py:reading", "--device", "h100"]) == 2
+    assert "sizes but no numbers" in capsys.readouterr().err
 
 
 def test_nothing_of_the_card_is_left() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fxremat._torch import fake_cuda
 from fxremat.device import absent, rates
 from fxremat.device.cards import CARDS
-from fxremat.errors import InvalidOptionError
+from fxremat.errors import FxrematError, InvalidOptionError
 
 CUDA = torch.device("cuda")
 
@@ -33,6 +34,14 @@ def test_a_misspelt_card_is_an_error_that_suggests_one() -> None:
     with pytest.raises(InvalidOptionError, match="a100-40gb") as caught:
         absent.card_named("h1000")
     assert caught.value.near_matches[0] == "h100"
+
+
+def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is changed."""
+    monkeypatch.setattr(fake_cuda, "missing", lambda: "there is no compiler")
+    with pytest.raises(FxrematError, match="NVIDIA T4 can't be stood in for: there is no compiler"):
+        with absent.absent(CARDS["t4"]):
+            pass
 
 
 def test_supposed_rates_hold_inside() -> None:
