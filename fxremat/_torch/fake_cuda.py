@@ -12,8 +12,9 @@ Stood in for are
 - what Inductor asks of a device, through an interface that it lets others register;
 - single functions of ``torch.cuda`` and of Inductor, by ``_STANDS_IN``, while ``card`` is in force.
 
-Left out: whatever is decided by timing kernels (padding of products, ``max_autotune``) is decided as without,
-and a library's workspaces are not allocated.
+Left out: products are not padded, which Inductor decides by timing them, as it does for ``max_autotune``; and
+the workspaces of libraries are not allocated. Patterns that Inductor registers once for a process are those of
+the device that was first compiled for.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch._dynamo import device_interface
 from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 from torch.utils import _triton as triton_facts
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxremat._torch import compilers
 
@@ -141,7 +143,6 @@ def _built_with_cuda(has_flash: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _interface(properties: Properties) -> Iterator[None]:
     """Have Dynamo and Inductor ask the card."""
-
     answers: dict[str, Any] = {
         "current_device": lambda: 0,
         "exchange_device": lambda index: 0,
@@ -161,7 +162,7 @@ def _interface(properties: Properties) -> Iterator[None]:
         "synchronize": _nothing,
     }
     members = {name: staticmethod(answer) for name, answer in answers.items()}
-    asked = type("AbsentCard", (device_interface.CudaInterface,), {**members, "Worker": worker})
+    asked: Any = type("AbsentCard", (device_interface.CudaInterface,), {**members, "Worker": worker})
     interfaces = device_interface.device_interfaces
     device_interface.get_interface_for_device("cpu")  # registers all that torch has
     before = dict(interfaces)
@@ -180,6 +181,8 @@ def _interface(properties: Properties) -> Iterator[None]:
 def _stands_in(properties: Properties) -> Iterator[tuple[object, str, object]]:
     """Owner, name and value of what is replaced."""
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.constant_folding import ConstantFolder
+    from torch._inductor.fx_passes import pad_mm
 
     cuda, guards = torch.cuda, torch._C._dynamo.guards
     yield fake_tensor, "init_gpu_context", lambda device: None
@@ -205,10 +208,32 @@ def _stands_in(properties: Properties) -> Iterator[tuple[object, str, object]]:
     yield guards, "assert_size_stride", _nothing
     yield guards, "assert_alignment", _nothing
     yield AsyncCompile, "triton", lambda self, name, source, *args, **kwargs: _Kernel()
+    yield ConstantFolder, "run", _folding_on_cpu(ConstantFolder.run)
+    yield pad_mm, "get_cached_should_pad", lambda key: False  # or kernels would be timed
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
     pass
+
+
+class _OnCpu(TorchDispatchMode):
+    """What is computed for the card is computed by the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+def _folding_on_cpu(fold: Any) -> Any:
+    """What computes the constants of a graph, which have numbers."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _OnCpu():
+            return fold(self, *args, **kwargs)
+
+    return run
 
 
 class _Guard:
