@@ -12,8 +12,8 @@ Stood in for are
 - what Inductor asks of a device, through an interface that it lets others register;
 - single functions of ``torch.cuda`` and of Inductor, by ``_STANDS_IN``, while ``card`` is in force.
 
-Left out: products are not padded, which Inductor decides by timing them, as it does for ``max_autotune``; and
-the workspaces of libraries are not allocated. Patterns that Inductor registers once for a process are those of
+Left out: products are not padded, which Inductor decides by timing, as it does for ``max_autotune``; and the
+workspaces of libraries are not allocated. Patterns that Inductor registers once for a process are those of
 the device that was first compiled for.
 """
 
