@@ -24,6 +24,7 @@ BOUNDS: list[tuple[str, Any, float]] = [
     ("tanh_mlp", None, 0.0),
     ("tanh_mlp", "min", 0.002),
     ("transformer", None, 0.0),
+    ("transformer", "min", 0.059),
 ]
 
 
