@@ -8,8 +8,10 @@
     fxremat calibrate       how fast this machine is, which plans are made by
     fxremat paper           a figure of the paper, made again
 
-MODEL names a function that returns a model and what it is called with; see ``example.py``. STEP names one
-that returns a function which runs a training step, of models that it has compiled (``fxremat.survey``).
+With ``--device h100`` plan, frontier and explain are for a card that need not be there, and say whether the
+step fits it. MODEL names a function that returns a model and what it is called with; see ``example.py``. STEP
+names one that returns a function which runs a training step, of models that it has compiled
+(``fxremat.survey``).
 
 Exit status: 0, or 2 with one message on stderr where an option, MODEL or the budget is at fault. Other
 errors keep their traceback. What is printed is a Report's; nothing is decided here. Each command imports
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -32,6 +35,8 @@ from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 
 if TYPE_CHECKING:
     from fxremat.cli.example import Example
+    from fxremat.cli.fit import Fit
+    from fxremat.device.absent import AbsentCard
     from fxremat.driver.report import Report
     from fxremat.graph.joint import JointGraph
 
@@ -174,6 +179,12 @@ def _add_model_options(parser: argparse.ArgumentParser, is_model_needed: bool = 
         action="store_false",
         help="with --compiler eager: no result is written over an operand, as planner exact needs it",
     )
+    parser.add_argument(
+        "--device",
+        metavar="CARD",
+        help="plan for a card that is not there, such as h100 or a100-40gb: the model runs on fake tensors, "
+        "which take no memory",
+    )
     parser.add_argument("--rows", type=_rows, default=_ROWS, help=f"rows of the table (default: {_ROWS})")
     parser.add_argument("--all", action="store_true", help="all rows of the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
@@ -218,11 +229,12 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise InvalidOptionError("step", "a plan is of MODEL, or of --step STEP: give one of them.")
     if arguments.step is not None:
         return _plan_of_step(arguments)
-    with _stages("importing", "capturing", "planning") as next_stage:
-        graph, options = _captured(arguments, next_stage)
+    with _card(arguments) as card, _stages("importing", "capturing", "planning") as next_stage:
+        example, graph, options = _captured(arguments, card, next_stage)
         next_stage()
         report = planned(graph, Options.parse(options))
-    _show([report], {}, arguments)
+        fit = _fit(example, report.peak_bytes)
+    _show([report], {}, fit, arguments)
     return 0
 
 
@@ -234,6 +246,8 @@ def _plan_of_step(arguments: argparse.Namespace) -> int:
         _check_writable(arguments.json)
     if arguments.budget is not None:
         raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
+    if arguments.device is not None:
+        raise InvalidOptionError("device", "a step runs where its models are: give MODEL in place of --step.")
     with _stages("importing", "planning") as next_stage:
         next_stage()
         step = step_of(arguments.step)
@@ -254,11 +268,14 @@ def _frontier(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_plot(arguments.plot)
     measured = [] if arguments.points is None else read_points(arguments.points)
-    with _stages("importing", "capturing", "planning") as next_stage:
-        graph, options = _captured(arguments, next_stage)
+    with _card(arguments) as card, _stages("importing", "capturing", "planning") as next_stage:
+        example, graph, options = _captured(arguments, card, next_stage)
         next_stage()
         frontier = make_frontier(graph, **options)
+        fits = [_fit(example, point.peak_bytes) for point in frontier.points]
     print(frontier.summary(None if arguments.all else arguments.rows))
+    if fits[-1] is not None:
+        print(f"\n{_first_that_fits(fits)}")
     if arguments.json is not None:
         _write_json(arguments.json, json.loads(frontier.to_json()))
     if arguments.plot is not None:
@@ -266,37 +283,52 @@ def _frontier(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _card(arguments: argparse.Namespace) -> Iterator[AbsentCard | None]:
+    """The card that was asked for, which need not be there; None for the devices that MODEL names."""
+    if arguments.device is None:
+        yield None
+        return
+    from fxremat.device.absent import absent, card_named
+
+    with absent(card_named(arguments.device)) as card:
+        yield card
+
+
 def _captured(
-    arguments: argparse.Namespace, next_stage: Callable[[], None]
-) -> tuple[JointGraph, dict[str, Any]]:
-    """The joint graph of a training step of MODEL, and the options to plan it with."""
+    arguments: argparse.Namespace, card: AbsentCard | None, next_stage: Callable[[], None]
+) -> tuple[Example, JointGraph, dict[str, Any]]:
+    """MODEL, the joint graph of a training step of it, and the options to plan it with."""
     from fxremat.cli.example import example_of
     from fxremat.driver.capture import capture
 
     next_stage()
-    example, options = example_of(arguments.model), _options(arguments)
+    example, options = example_of(arguments.model, card), _options(arguments)
     next_stage()
     graph = capture(example.model, *example.args, loss=example.loss, compiler=options["compiler"])
     if all(gradient is None for gradient in graph.backward_outputs):
         raise CaptureError(f"{graph.name} has no gradient to compute, so there is nothing to plan")
-    return graph, options
+    return example, graph, options
 
 
 def _explain(arguments: argparse.Namespace) -> int:
     from fxremat.cli.example import example_of
 
-    with _stages("importing", "compiling", *["measuring"] * arguments.measure) as next_stage:
+    is_measured = arguments.measure or arguments.device is not None
+    stages = _stages("importing", "compiling", *["measuring"] * is_measured)
+    with _card(arguments) as card, stages as next_stage:
         next_stage()
-        example, options = example_of(arguments.model), _options(arguments)
+        example, options = example_of(arguments.model, card), _options(arguments)
         _check_generates_code(options["compiler"], example.device)
         next_stage()
         compiled, reports = _compile(example, options)
         peaks: dict[str, int] = {}
-        if arguments.measure:
+        if is_measured:
             next_stage()
             peaks["eager"] = example.peak_bytes(example.loss_of)
             peaks["fxremat"] = example.peak_bytes(compiled)
-    _show(reports, peaks, arguments)
+        fit = _fit(example, peaks.get("fxremat", 0))
+    _show(reports, peaks, fit, arguments)
     return 0
 
 
@@ -310,6 +342,8 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
     seen = len(reports())
     # What is explained is what is planned now: the source's lines may have moved since a cache was written.
     options = {**options, "fx_graph_cache": False}
+    if example.card is not None:
+        options["scope"] = "graph"  # nothing of a step on fake tensors can be recorded
     compiled = torch.compile(example.loss_of, backend=fxremat_backend, options=options)
     try:
         example.take_step(compiled)
@@ -364,6 +398,23 @@ def _check_generates_code(compiler: str, device: str) -> None:
         )
 
 
+def _fit(example: Example, peak_bytes: int) -> Fit | None:
+    """Whether a step of that peak fits the card that is not there; None where there is none."""
+    from fxremat.cli.fit import Fit
+
+    if example.card is None:
+        return None
+    card = example.card.card
+    return Fit(card.name, card.memory_bytes, example.held_bytes, peak_bytes)
+
+
+def _first_that_fits(fits: Sequence[Fit | None]) -> str:
+    """Which points of a frontier fit, peaks falling."""
+    fitting = [number for number, fit in enumerate(fits, 1) if fit is not None and fit.does_fit]
+    first = f"the first point that fits is {fitting[0]}" if fitting else "no point fits"
+    return f"{first} of {len(fits)}, held bytes and gradients included"
+
+
 @contextlib.contextmanager
 def _stages(*names: str) -> Iterator[Callable[[], None]]:
     """Say on a terminal which stage is under way; what is yielded begins the next one."""
@@ -384,17 +435,23 @@ def _stages(*names: str) -> Iterator[Callable[[], None]]:
 # --- What is printed ----------------------------------------------------------------------------------
 
 
-def _show(reports: Sequence[Report], peaks: Mapping[str, int], arguments: argparse.Namespace) -> None:
-    """Print the reports and the measured peaks; write them to the file that was asked for."""
+def _show(
+    reports: Sequence[Report], peaks: Mapping[str, int], fit: Fit | None, arguments: argparse.Namespace
+) -> None:
+    """Print the reports, the measured peaks and the fit; write them to the file that was asked for."""
     limit = None if arguments.all else arguments.rows
     print("\n\n".join(f"{report.summary()}\n\n{report.table(limit)}" for report in reports))
     if peaks:
-        print(f"\n{_peaks_table(reports, peaks)}")
+        title = "measured peak" if fit is None else "peak on fake tensors"
+        print(f"\n{_peaks_table(reports, peaks, title)}")
+    if fit is not None:
+        print(f"\n{fit.table()}")
     if arguments.json is None:
         return
     fields = {
         "graphs": [json.loads(report.to_json()) for report in reports],
-        "measured_peak_bytes": dict(peaks),
+        "measured_peak_bytes": dict(peaks) if fit is None else {},
+        "fit": None if fit is None else dataclasses.asdict(fit),
     }
     _write_json(arguments.json, fields)
 
@@ -412,7 +469,7 @@ def _write_json(path: Path, fields: object) -> None:
         raise InvalidOptionError("json", f"{str(path)!r} can't be written: {error.strerror}.") from error
 
 
-def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int]) -> str:
+def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int], title: str) -> str:
     """Measured beside predicted; a step of several graphs has no predicted peak of its own."""
     from tabulate import tabulate
 
@@ -424,5 +481,5 @@ def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int]) -> str:
         (setting, predicted.get(setting, "-"), mib(peak), f"{peak / eager:.1%}" if eager else "-")
         for setting, peak in peaks.items()
     ]
-    headers = ("step", "predicted peak", "measured peak", "of eager")
+    headers = ("step", "predicted peak", title, "of eager")
     return tabulate(rows, headers, colalign=("left", "right", "right", "right"), disable_numparse=True)

@@ -8,11 +8,12 @@ is told in one sentence, with the user's error chained.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +21,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxremat.device.absent import AbsentCard
 from fxremat.errors import FxrematError, InvalidOptionError, near_matches, told
 from fxremat.measure import measure_peak
 
 __all__ = ["Example", "example_of", "load", "step_of"]
 
 _WANTED = "(model, args) or (model, args, loss)"
+_ON_FAKE_TENSORS = (
+    " With --device the function runs on fake tensors of the CPU, which have sizes but no numbers: it may "
+    "not read any, nor move anything to a device."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,13 @@ class Example:
         model: The module to train.
         args: What it is called with.
         loss: None where the model returns its loss.
+        card: The card that the tensors are on, if it is one that is not there.
     """
 
     model: nn.Module
     args: Sequence[Any]
     loss: Callable[[Any], torch.Tensor] | None = None
+    card: AbsentCard | None = None
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -51,6 +59,12 @@ class Example:
     def device(self) -> str:
         """The device of the first of the leaves."""
         return next((str(leaf.device) for leaf in self.leaves), "cpu")
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the parameters, the buffers and the tensors among the arguments."""
+        storages = {each.untyped_storage() for each in (*self.leaves, *self.model.buffers())}
+        return sum(each.nbytes() for each in storages)
 
     @property
     def loss_of(self) -> Callable[..., Any]:
@@ -81,6 +95,10 @@ class Example:
             InvalidOptionError: What it returns is no scalar with a gradient.
         """
         self.drop_gradients()
+        with contextlib.nullcontext() if self.card is None else self.card.running():
+            self._take_step(loss_of)
+
+    def _take_step(self, loss_of: Callable[..., Any]) -> None:
         loss = loss_of(self.model, *self.args)
         if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
             raise InvalidOptionError(
@@ -100,26 +118,34 @@ class Example:
             raise InvalidOptionError("MODEL", f"a step raised {told(error)}; --debug shows more.") from error
 
     def peak_bytes(self, loss_of: Callable[..., Any]) -> int:
-        """The measured peak of a training step that follows another."""
+        """The peak of a training step that follows another: measured, or that of its fake tensors."""
         self.take_step(loss_of)
         self.drop_gradients()
-        peak = measure_peak(lambda: self.take_step(loss_of), device=self.device).peak_bytes
+        if self.card is None:
+            peak = measure_peak(lambda: self.take_step(loss_of), device=self.device).peak_bytes
+        else:
+            peak = self.card.peak_bytes(lambda: self.take_step(loss_of))
         self.drop_gradients()
         return peak
 
 
-def example_of(reference: str) -> Example:
+def example_of(reference: str, card: AbsentCard | None = None) -> Example:
     """What the function that MODEL names returns, checked.
+
+    Args:
+        reference: The function.
+        card: Where the model and its arguments are to be, if not where the function puts them.
 
     Raises:
         InvalidOptionError: It cannot be found or imported, raises an error, or returns something else.
     """
     function = load("MODEL", reference)
     try:
-        returned = function()
+        returned = function() if card is None else card.make(function)
     except Exception as error:
+        hint = "" if card is None else _ON_FAKE_TENSORS
         raise InvalidOptionError(
-            "MODEL", f"calling {reference!r} raised {told(error)}; --debug shows more."
+            "MODEL", f"calling {reference!r} raised {told(error)}; --debug shows more.{hint}"
         ) from error
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise _misfit(reference, f"got {_kind(returned)}")
@@ -131,7 +157,9 @@ def example_of(reference: str) -> Example:
         raise _misfit(reference, f"args is {got}, not a tuple; for one argument write (x,)")
     if not (example.loss is None or callable(example.loss)):
         raise _misfit(reference, f"loss is {type(example.loss).__name__}, which cannot be called")
-    return example
+    if card is None:
+        return example
+    return replace(example, args=card.hold(example.model, example.args), card=card)
 
 
 def step_of(reference: str) -> Callable[[], object]:

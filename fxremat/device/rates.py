@@ -11,9 +11,11 @@ Rates may be *pinned*: a file ``pinned.json`` in the folder of the ledgers is ta
 So several machines can be made to plan alike. Processes that train together do so anyway: those of a process
 group all have the rates of the one that needed them first.
 
-A device that is not there (a graph traced for another machine, or for none) has the rates of a table: of one
-CPU and one GPU. The CPU's were measured by hand on 2 cores of an AMD EPYC of the Zen 4 line, float64 taken
-for half of float32; the GPU's are the data sheet's of an H100 SXM at half of their peak. The table also
+Rates may be *supposed* as well: while a plan is made for a card that is not there but known (``cards.py``).
+
+Another device that is not there (a graph traced for another machine, or for none) has the rates of a table:
+of one CPU and one GPU. The CPU's were measured by hand on 2 cores of an AMD EPYC of the Zen 4 line, float64
+taken for half of float32; the GPU's are the data sheet's of an H100 SXM at half of their peak. The table also
 serves while a profiler is recording: what is timed then is the profiler, and on a GPU the user's figures
 would hold our products.
 """
@@ -31,6 +33,7 @@ import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +58,7 @@ __all__ = [
     "rates",
     "seconds_per_call",
     "source",
+    "supposing",
     "table",
 ]
 
@@ -99,13 +103,26 @@ CPU = Rates(66e9, 66e9, 33e9, 16.6e9, 3.3e-6)
 CUDA = Rates(33e12, 495e12, 33e12, 1.7e12, 4e-6)
 
 
+_supposed: ContextVar[dict[str, Rates]] = ContextVar("fxremat_supposed_rates")
+
+
+@contextlib.contextmanager
+def supposing(kind: str, given: Rates) -> Iterator[None]:
+    """Have all devices of a kind these rates, for this thread, while inside."""
+    token = _supposed.set({**_supposed.get({}), kind: given})
+    try:
+        yield
+    finally:
+        _supposed.reset(token)
+
+
 def rates(device: torch.device) -> Rates:
-    """The rates of a device: pinned, kept, measured now, or those of the table.
+    """The rates of a device: supposed, pinned, kept, measured now, or those of the table.
 
     Raises:
         RatesError: Rates are pinned, but can't be taken at their word.
     """
-    found = _pinned().get(device.type)
+    found = _supposed.get({}).get(device.type) or _pinned().get(device.type)
     if found is not None:
         return found
     if not is_present(device):
@@ -147,6 +164,8 @@ def table(device: torch.device) -> Rates:
 
 def is_present(device: torch.device) -> bool:
     """Whether operators can be run on the device."""
+    if device.type in _supposed.get({}):
+        return False
     return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
 
 
