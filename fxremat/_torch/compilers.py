@@ -45,6 +45,7 @@ __all__ = [
     "inductor_option_names",
     "input_names",
     "lays_out_channels_last",
+    "max_operations",
     "missing_compiler",
     "order_after",
     "source_hash",
@@ -294,6 +295,16 @@ def lays_out_channels_last(module: fx.GraphModule) -> bool:
     from torch._inductor.graph import GraphLowering
 
     return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
+def max_operations(on_cpu: bool) -> int:
+    """Of how many operations a loop may be that Inductor computes inside of others."""
+    from torch._inductor import config
+
+    given = config.realize_opcount_threshold
+    if given is not None:
+        return int(given)
+    return int(config.realize_cpu_opcount_threshold if on_cpu else config._realize_opcount_threshold_default)
 
 
 def source_hash(folder: pathlib.Path) -> bytes:

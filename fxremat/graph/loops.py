@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -127,6 +128,8 @@ class Loop:
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
         is_draw: Whether it draws random numbers, which Inductor never does inside of a reader.
         is_scatter: Whether it adds to its first operand at the places that its second names.
+        operations: Operations that one of its elements takes, but for what it reads.
+        numbers: The numbers that it computes with, as texts.
     """
 
     kind: Kind
@@ -139,6 +142,8 @@ class Loop:
     is_cat: bool = False
     is_draw: bool = False
     is_scatter: bool = False
+    operations: int = 1
+    numbers: tuple[str, ...] = ()
 
 
 def picks_offsets(node: fx.Node) -> bool:
@@ -164,7 +169,18 @@ def loop(node: fx.Node) -> Loop:
         is_cat=operator is aten.cat,
         is_draw=operator is prims.inductor_random,
         is_scatter=operator is aten.scatter_add,
+        operations=int(lowered is not Kind.VIEW and operator is not aten.clone),
+        numbers=tuple(dict.fromkeys(_numbers(node))),
     )
+
+
+def _numbers(node: fx.Node) -> Iterator[str]:
+    """The numbers that an operator computes each element with, as texts that tell the type of the result."""
+    value = next(tensors(node.meta.get("val")), None)
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    for given in node.args if is_pointwise and value is not None else ():
+        if isinstance(given, (int, float)):
+            yield f"{given} {value.dtype}"
 
 
 def _reduces_innermost(node: fx.Node) -> bool:

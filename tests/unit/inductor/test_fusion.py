@@ -9,11 +9,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
 
 import fxremat
 from fxremat._torch import compilers
@@ -47,6 +50,19 @@ def captured(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) ->
     """The joint graph of a function's sum over inputs of these shapes."""
     args = [torch.randn(shape, requires_grad=True) for shape in shapes]
     return fxremat.capture(Function(function), *args, loss=torch.sum)
+
+
+def on_cuda(graph: JointGraph) -> JointGraph:
+    """The graph as if its tensors were on a GPU, with or without one."""
+    mode, device = FakeTensorMode(), torch.device("cuda", 0)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        strided = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(mode, strided, device)
+
+    for node in graph.fx_nodes:
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, moved, node.meta["val"])
+    return replace(graph)
 
 
 def lowered(graph: JointGraph) -> tuple[Lowering, dict[str, int]]:
@@ -175,6 +191,38 @@ def test_what_an_expensive_function_is_part_of_is_stored() -> None:
     graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
     lowering, step = lowered(graph)
     assert [lowering.materialised[step[name]] for name in ("exp", "add", "add_1")] == [False, True, False]
+
+
+@pytest.mark.parametrize("rounds", [10, 20, 30])
+@pytest.mark.parametrize("place", [lambda graph: graph, on_cuda])
+def test_what_takes_many_operations_is_stored(
+    rounds: int, place: Callable[[JointGraph], JointGraph]
+) -> None:
+    """On a GPU of fewer than on a CPU. Two in each round, a sum, two buffers, and a number that counts once."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        for _ in range(rounds):
+            a = torch.abs(a) * 2.0
+        return torch.mm(torch.abs(a + w), x)
+
+    graph = place(fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6)))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    is_stored = inlining.realized[graph.names.index("add")]
+    assert is_stored == (2 * rounds + 4 > compilers.max_operations(graph.is_on_cpu))
+
+
+def test_what_products_alone_read_is_computed_for_the_first() -> None:
+    """Not where it stands, before another product."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.abs(x)
+        b = torch.mm(w, w)
+        return torch.mm(torch.mm(b, a), a)
+
+    graph = on_cuda(fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6)))
+    lowering, step = lowered(graph)
+    assert step["abs_1"] < step["mm"] and lowering.runs_at[step["abs_1"]] == step["mm_1"]
 
 
 def test_kernels_are_put_where_their_first_buffer_stands() -> None:
