@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -290,10 +291,11 @@ def inductor_modes() -> dict[str, dict[str, Any]]:
     return list_mode_options()
 
 
-def lays_out_channels_last(module: fx.GraphModule) -> bool:
-    """Whether Inductor has the convolutions of a graph work channels last."""
+def lays_out_channels_last(nodes: Sequence[fx.Node]) -> bool:
+    """Whether Inductor has the convolutions of a graph with these nodes work channels last."""
     from torch._inductor.graph import GraphLowering
 
+    module: Any = SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
     return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
 
 

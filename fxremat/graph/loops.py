@@ -80,6 +80,9 @@ _REDUCTIONS = frozenset(
         prims.prepare_softmax_online,
     }
 )
+# They write to places that are computed.
+_PUTS = frozenset({aten._unsafe_index_put, aten._unsafe_masked_index_put_accumulate, aten.index_put})
+_ATOMIC = frozenset({torch.float16, torch.float32, torch.float64})
 _DEAR = graphs.dear_functions()
 
 
@@ -128,6 +131,8 @@ class Loop:
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
         is_draw: Whether it draws random numbers, which Inductor never does inside of a reader.
         is_scatter: Whether it adds to its first operand at the places that its second names.
+        is_put: Whether it writes to places of a copy of its first operand, in a loop of its own that computes
+            what it reads.
         operations: Operations that one of its elements takes, but for what it reads.
         numbers: The numbers that it computes with, as texts.
     """
@@ -142,6 +147,7 @@ class Loop:
     is_cat: bool = False
     is_draw: bool = False
     is_scatter: bool = False
+    is_put: bool = False
     operations: int = 1
     numbers: tuple[str, ...] = ()
 
@@ -169,9 +175,15 @@ def loop(node: fx.Node) -> Loop:
         is_cat=operator is aten.cat,
         is_draw=operator is prims.inductor_random,
         is_scatter=operator is aten.scatter_add,
+        is_put=operator in _PUTS and _adds_atomically(node),
         operations=int(lowered is not Kind.VIEW and operator is not aten.clone),
         numbers=tuple(dict.fromkeys(_numbers(node))),
     )
+
+
+def _adds_atomically(node: fx.Node) -> bool:
+    """Whether every device that Inductor knows can add to places of the node's value in a loop."""
+    return all(tensor.dtype in _ATOMIC for tensor in tensors(node.meta.get("val")))
 
 
 def _numbers(node: fx.Node) -> Iterator[str]:

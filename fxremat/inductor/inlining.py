@@ -137,6 +137,8 @@ class Inlining:
 
     def _needs_buffer(self, reader: int, step: int) -> bool:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
+        if self.loops[reader].is_put:
+            return False
         if self.kinds[reader] is Kind.KERNEL:
             parts = self.parts_read.get(reader, ())
             own = self.binding.reads[reader][1 if self.loops[reader].is_scatter else 0 :]

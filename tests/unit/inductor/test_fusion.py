@@ -195,9 +195,7 @@ def test_what_an_expensive_function_is_part_of_is_stored() -> None:
 
 @pytest.mark.parametrize("rounds", [10, 20, 30])
 @pytest.mark.parametrize("place", [lambda graph: graph, on_cuda])
-def test_what_takes_many_operations_is_stored(
-    rounds: int, place: Callable[[JointGraph], JointGraph]
-) -> None:
+def test_what_takes_many_operations_is_stored(rounds: int, place: Callable[[JointGraph], JointGraph]) -> None:
     """On a GPU of fewer than on a CPU. Two in each round, a sum, two buffers, and a number that counts once."""
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -258,6 +256,21 @@ def doubled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """A value that is read by a concatenation and, later, by another operator."""
     a = torch.sigmoid(torch.mm(x, w))
     return torch.cat([a, torch.mm(x, w)]).sum() + a.sum()
+
+
+def test_what_is_put_in_places_is_computed_there() -> None:
+    """By the loop that puts it; nor have the zeros that it is added to a buffer besides the result."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(6) % 4
+        return torch.zeros(4, 6).index_put((places,), torch.abs(x) * 2, accumulate=True)
+
+    lowering, step = lowered(captured(function, (6, 6)))
+    assert [lowering.materialised[step[name]] for name in ("zeros", "mul", "index_put")] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_operands_are_computed_into_a_concatenation() -> None:
@@ -427,6 +440,38 @@ def test_images_and_weights_are_copied_channels_last() -> None:
     assert sorted(size for _, size in found) == sorted(sizes)
     first_backward = graph.names.index("convolution_1") + 1
     assert all(last >= first_backward for last, _ in found)
+
+
+class Narrowing(nn.Module):
+    """Two convolutions, the second with fewer channels if need be."""
+
+    def __init__(self, channels: int, last: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(channels, last, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("channels", "last", "copied"), [(72, 72, "forward"), (16, 16, ""), (72, 36, "backward")]
+)
+def test_inductor_says_where_convolutions_work_channels_last(channels: int, last: int, copied: str) -> None:
+    """On a GPU not where all are small, or one has half as many channels; each part is asked for itself.
+
+    A backward that alone works so copies for each convolution what that reads of the caller's.
+    """
+    graph = on_cuda(
+        fxremat.capture(Narrowing(channels, last), torch.randn(2, channels, 4, 4), loss=torch.sum)
+    )
+    binding = bind(graph, fxremat.expand(graph, {"convolution": 1, "tanh": 1}))
+    found = list(input_copies(graph, binding))
+    assert bool(found) == bool(copied)
+    for first, end, _ in found:
+        assert first == 0 if copied == "forward" else first == end >= binding.boundary
+    waiting = [step for step in range(binding.boundary, len(binding.nodes)) if binding.is_mirror[step]]
+    assert bool(list(input_copies(graph, binding, waiting))) == (copied == "forward")
 
 
 def test_a_gradient_gets_a_copy_of_a_recomputed_concatenation() -> None:
