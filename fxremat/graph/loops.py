@@ -189,8 +189,9 @@ def _adds_atomically(node: fx.Node) -> bool:
 def _numbers(node: fx.Node) -> Iterator[str]:
     """The numbers that an operator computes each element with, as texts that tell the type of the result."""
     value = next(tensors(node.meta.get("val")), None)
-    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    for given in node.args if is_pointwise and value is not None else ():
+    if value is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return
+    for given in node.args:
         if isinstance(given, (int, float)):
             yield f"{given} {value.dtype}"
 

@@ -25,8 +25,8 @@ class Facts:
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input that a convolution reads, bytes of the copy that lies channels last; 0
             where the input lies so itself.
-        works_channels_last: What Inductor has said of convolutions of a forward or a backward, by the nodes and
-            the number of its steps (``layout.py``).
+        works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
+            they are and by the number of its steps (``layout.py``).
     """
 
     kinds: tuple[Kind, ...]

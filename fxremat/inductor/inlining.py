@@ -123,9 +123,9 @@ class Inlining:
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
     def realized_at(self, step: int) -> int:
-        """Where a value is realized: where it stands, or where what alone needs it in a buffer first reads it.
+        """Where a value is realized: where it stands, or where what alone reads it does so first.
 
-        This is a window, or external kernels.
+        This holds of windows and of external kernels.
         """
         kind, loop, readers = self.kinds[step], self.loops[step], self.readers[step]
         stays = self.pinned[step] or self.is_dear[step] or loop.is_window or loop.is_draw or loop.is_cat

@@ -196,7 +196,7 @@ def test_what_an_expensive_function_is_part_of_is_stored() -> None:
 @pytest.mark.parametrize("rounds", [10, 20, 30])
 @pytest.mark.parametrize("place", [lambda graph: graph, on_cuda])
 def test_what_takes_many_operations_is_stored(rounds: int, place: Callable[[JointGraph], JointGraph]) -> None:
-    """On a GPU of fewer than on a CPU. Two in each round, a sum, two buffers, and a number that counts once."""
+    """On a GPU of fewer than on a CPU. Two a round, a sum, two buffers, and a number that counts once."""
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         a = torch.mm(x, w)
