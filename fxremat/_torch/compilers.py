@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ __all__ = [
     "inductor_option_names",
     "input_names",
     "lays_out_channels_last",
+    "max_operations",
     "missing_compiler",
     "order_after",
     "source_hash",
@@ -289,11 +291,22 @@ def inductor_modes() -> dict[str, dict[str, Any]]:
     return list_mode_options()
 
 
-def lays_out_channels_last(module: fx.GraphModule) -> bool:
-    """Whether Inductor has the convolutions of a graph work channels last."""
+def lays_out_channels_last(nodes: Sequence[fx.Node]) -> bool:
+    """Whether Inductor has the convolutions of a graph with these nodes work channels last."""
     from torch._inductor.graph import GraphLowering
 
+    module: Any = SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
     return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
+def max_operations(on_cpu: bool) -> int:
+    """Of how many operations a loop may be that Inductor computes inside of others."""
+    from torch._inductor import config
+
+    given = config.realize_opcount_threshold
+    if given is not None:
+        return int(given)
+    return int(config.realize_cpu_opcount_threshold if on_cpu else config._realize_opcount_threshold_default)
 
 
 def source_hash(folder: pathlib.Path) -> bytes:

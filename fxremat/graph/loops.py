@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,6 +80,9 @@ _REDUCTIONS = frozenset(
         prims.prepare_softmax_online,
     }
 )
+# They write to places that are computed.
+_PUTS = frozenset({aten._unsafe_index_put, aten._unsafe_masked_index_put_accumulate, aten.index_put})
+_ATOMIC = frozenset({torch.float16, torch.float32, torch.float64})
 _DEAR = graphs.dear_functions()
 
 
@@ -127,6 +131,10 @@ class Loop:
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
         is_draw: Whether it draws random numbers, which Inductor never does inside of a reader.
         is_scatter: Whether it adds to its first operand at the places that its second names.
+        is_put: Whether it writes to places of a copy of its first operand, in a loop of its own that computes
+            what it reads.
+        operations: Operations that one of its elements takes, but for what it reads.
+        numbers: The numbers that it computes with, as texts.
     """
 
     kind: Kind
@@ -139,6 +147,9 @@ class Loop:
     is_cat: bool = False
     is_draw: bool = False
     is_scatter: bool = False
+    is_put: bool = False
+    operations: int = 1
+    numbers: tuple[str, ...] = ()
 
 
 def picks_offsets(node: fx.Node) -> bool:
@@ -164,7 +175,25 @@ def loop(node: fx.Node) -> Loop:
         is_cat=operator is aten.cat,
         is_draw=operator is prims.inductor_random,
         is_scatter=operator is aten.scatter_add,
+        is_put=operator in _PUTS and _adds_atomically(node),
+        operations=int(lowered is not Kind.VIEW and operator is not aten.clone),
+        numbers=tuple(dict.fromkeys(_numbers(node))),
     )
+
+
+def _adds_atomically(node: fx.Node) -> bool:
+    """Whether every device that Inductor knows can add to places of the node's value in a loop."""
+    return all(tensor.dtype in _ATOMIC for tensor in tensors(node.meta.get("val")))
+
+
+def _numbers(node: fx.Node) -> Iterator[str]:
+    """The numbers that an operator computes each element with, as texts that tell the type of the result."""
+    value = next(tensors(node.meta.get("val")), None)
+    if value is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return
+    for given in node.args:
+        if isinstance(given, (int, float)):
+            yield f"{given} {value.dtype}"
 
 
 def _reduces_innermost(node: fx.Node) -> bool:

@@ -7,6 +7,7 @@ read in this order:
       facts          what is known of the graph's operators, whatever the schedule
       segments       which recomputed steps may be fused, and which wait
       inlining       which values are computed inside of their readers; the others are *realized*
+        operations   how many a loop takes
         products     products of matrices that are computed with the sum that reads them
       grouping       which realized loops become one kernel
         kernels      a kernel, and what it needs of others

@@ -41,7 +41,7 @@ class _Buffers:
         found = self.grouping.scatters
         extra = [
             *self._reuses(is_stored),
-            *input_copies(self.graph, self.binding),
+            *input_copies(self.graph, self.binding, self.grouping.recomputation.waiting),
             *copies,
             *self._parts(),
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, timing.runs_at),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
@@ -25,6 +25,8 @@ class Facts:
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input that a convolution reads, bytes of the copy that lies channels last; 0
             where the input lies so itself.
+        works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
+            they are and by the number of its steps (``layout.py``).
     """
 
     kinds: tuple[Kind, ...]
@@ -32,6 +34,7 @@ class Facts:
     convolutions: frozenset[int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
+    works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
 
 
 _known: weakref.WeakKeyDictionary[JointGraph, Facts] = weakref.WeakKeyDictionary()

@@ -7,7 +7,8 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    each of its readers; what it reads is then held until the last of those has run. It is realized all the
    same if the backward or the caller needs it, if an external kernel reads it, if it draws random numbers, if
    windows of it are read and it reads more than one buffer, or if it is read more than once and expensive
-   (more than 4 buffers read, or transcendental, on a CPU).
+   (more than 4 buffers read, or transcendental, on a CPU). So it is if it takes many operations and reads
+   more than one buffer (``operations.py``). What external kernels alone read is realized for the first.
 2. *Fusion* (``grouping.py``). Realized loops over the same elements become one kernel where no path between
    them leaves it: a loop with what it reads, and loops near each other that read the same buffer or input. A
    value that only its own kernel reads needs no buffer. Reductions over different dimensions do not fuse, nor
@@ -17,8 +18,9 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    by ``addmm``, where the sum stands (``products.py``).
 4. *In place* (``buffers.py``). A loop writes over an operand of the same size that no later kernel reads, nor
    a loop of its own kernel that it does not depend on.
-5. *Layout* (``layout.py``). Convolutions work channels last. What they read of the caller's (weights, images)
-   is copied at the forward's start, and the copy is held as long as a convolution or its gradient reads it.
+5. *Layout* (``layout.py``). Convolutions work channels last where Inductor says so, which it does for the
+   forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
+   start, and the copy is held as long as a convolution or its gradient reads it.
    Parts of inlined values that they read are copied alone.
 
 On a CPU three more:

@@ -13,6 +13,7 @@ from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
+from fxremat.inductor.operations import MOST, Operations
 from fxremat.inductor.products import summed_products
 
 # Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
@@ -63,6 +64,7 @@ class Inlining:
         self._products = frozenset(products)
         self._buffers_read: list[tuple[int, ...]] = []  # the leaves with an operator's outputs told apart
         self._is_heavy: list[bool] = []  # whether a transcendental function is computed for it, on a CPU
+        self._operations = Operations(graph, binding, self.bases)
         for step in range(len(binding.nodes)):
             self._realize(step)
         self.realized_readers = self._find_realized_readers()
@@ -121,14 +123,22 @@ class Inlining:
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
     def realized_at(self, step: int) -> int:
-        """Where a value is realized: where it stands, or where the windows are that alone read it."""
+        """Where a value is realized: where it stands, or where what alone reads it does so first.
+
+        This holds of windows and of external kernels.
+        """
         kind, loop, readers = self.kinds[step], self.loops[step], self.readers[step]
-        is_late = len(readers) == 1 and self.loops[readers[0]].is_window
         stays = self.pinned[step] or self.is_dear[step] or loop.is_window or loop.is_draw or loop.is_cat
-        return readers[0] if kind is Kind.POINTWISE and is_late and not stays else step
+        if kind is not Kind.POINTWISE or stays or not readers:
+            return step
+        is_for_windows = len(readers) == 1 and self.loops[readers[0]].is_window
+        is_for_kernels = all(self.kinds[reader] is Kind.KERNEL for reader in readers)
+        return readers[0] if is_for_windows or is_for_kernels else step
 
     def _needs_buffer(self, reader: int, step: int) -> bool:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
+        if self.loops[reader].is_put:
+            return False
         if self.kinds[reader] is Kind.KERNEL:
             parts = self.parts_read.get(reader, ())
             own = self.binding.reads[reader][1 if self.loops[reader].is_scatter else 0 :]
@@ -142,10 +152,18 @@ class Inlining:
 
     def _costs_much(self, step: int, reads: int) -> bool:
         """Whether computing a value inside of its readers would be too much work."""
+        is_reused = len(self.readers[step]) > 1
+        count = self._operations.take(step, self.realized)
+        if count > self._operations.limit and (is_reused or count > MOST or self._reads_several(step)):
+            return True
         is_much = self._is_heavy[step] or reads > MAX_READS_WHEN_REUSED
-        return reads > (MAX_READS_ON_CPU if self.graph.is_on_cpu else MAX_READS) or (
-            is_much and len(self.readers[step]) > 1
-        )
+        return reads > (MAX_READS_ON_CPU if self.graph.is_on_cpu else MAX_READS) or (is_much and is_reused)
+
+    def _reads_several(self, step: int) -> bool:
+        """Whether computing a step reads more than one buffer of several elements."""
+        loops, nodes = self.graph.loops, self.binding.nodes
+        large = sum(loops[each].elements > 1 for each in self.inputs_read[step])
+        return large + sum(loops[nodes[each]].elements > 1 for each in self._buffers_read[step]) > 1
 
     def _find_realized_readers(self) -> list[Sequence[int]]:
         """For each step, the realized ones that read its value, themselves or through inlined steps."""

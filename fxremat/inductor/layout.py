@@ -1,6 +1,8 @@
 """Layout: where Inductor copies a value because a convolution wants it channels last.
 
-Inductor lays out channels last whatever leads to a
+It decides for the forward and for the backward
+whether their convolutions work so; what of the caller's the forward has copied, the backward reads as well.
+Then Inductor lays out channels last whatever leads to a
 convolution of the same graph, and what reads that before its last convolution. Where a convolution reads a
 part of a value, such as a slice of a gradient, the part is copied, and the value needs no buffer for it.
 """
@@ -9,26 +11,61 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from fxremat._torch import compilers
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
 
 
-def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, int, int]]:
+def input_copies(
+    graph: JointGraph, binding: Binding, waiting: Collection[int] = ()
+) -> Iterable[tuple[int, int, int]]:
     """Copies of the caller's tensors (weights, images) that convolutions read.
 
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        waiting: The steps that are made to wait for others, in which Inductor sees no convolutions.
+
     Yields:
-        Triples (first step, last step, bytes): from the start until the last convolution has run.
+        Triples (first step, last step, bytes): from the start until the last convolution has run. Those that
+        the backward alone makes are held while one convolution runs.
     """
     known = facts(graph)
-    last: dict[int, int] = {}
-    for step, position in enumerate(binding.nodes):
-        if position in known.convolutions:
-            operands = graph.nodes[position].operands
-            last.update((operand, step) for operand in operands if operand < graph.num_inputs)
-    for operand, step in last.items():
-        yield 0, step, known.copied_bytes[operand]
+    boundary, end = binding.boundary, len(binding.nodes)
+    steps = [step for step, position in enumerate(binding.nodes) if position in known.convolutions]
+    reads = [(operand, step) for step in steps for operand in graph.nodes[binding.nodes[step]].operands]
+    copied = [(operand, step) for operand, step in reads if operand < graph.num_inputs]
+    if works_channels_last(graph, binding, range(boundary)):
+        yield from ((0, step, known.copied_bytes[operand]) for operand, step in dict(copied).items())
+    elif works_channels_last(graph, binding, range(boundary, end), waiting):
+        late = [(operand, step) for operand, step in copied if step >= boundary]
+        yield from ((step, step, known.copied_bytes[operand]) for operand, step in late)
+
+
+def works_channels_last(
+    graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()
+) -> bool:
+    """Whether Inductor has the convolutions of the forward or the backward work channels last.
+
+    Args:
+        graph: The graph.
+        binding: The resolved schedule.
+        part: The steps of the forward, or of the backward.
+        waiting: The steps that are made to wait for others, in which Inductor sees no convolutions.
+    """
+    known = facts(graph)
+    seen = [step for step in part if binding.nodes[step] in known.convolutions and step not in waiting]
+    if not seen:
+        return False
+    key = tuple(binding.nodes[step] for step in seen), len(part)
+    found = known.works_channels_last.get(key)
+    if found is None:
+        nodes = [*range(graph.num_inputs), *(binding.nodes[step] for step in part if step not in waiting)]
+        found = compilers.lays_out_channels_last([graph.fx_nodes[node] for node in nodes])
+        known.works_channels_last[key] = found
+    return found
 
 
 def parts_read(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dict[int, list[int]]:

@@ -84,7 +84,7 @@ def _say_channels_last(backward: fx.GraphModule, waiting: Iterable[fx.Node]) -> 
     It does not see them as convolutions, and would copy what they make to the layout that was traced.
     """
     found = [node for node in waiting if ops.is_convolution(node) and node.meta["val"].dim() == 4]
-    if found and compilers.lays_out_channels_last(backward):
+    if found and compilers.lays_out_channels_last(list(backward.graph.nodes)):
         for node in found:
             node.meta["val"] = node.meta["val"].to(memory_format=torch.channels_last)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
 
 import fxremat
 from fxremat._torch import compilers
@@ -47,6 +50,19 @@ def captured(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) ->
     """The joint graph of a function's sum over inputs of these shapes."""
     args = [torch.randn(shape, requires_grad=True) for shape in shapes]
     return fxremat.capture(Function(function), *args, loss=torch.sum)
+
+
+def on_cuda(graph: JointGraph) -> JointGraph:
+    """The graph as if its tensors were on a GPU, with or without one."""
+    mode, device = FakeTensorMode(), torch.device("cuda", 0)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        strided = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(mode, strided, device)
+
+    for node in graph.fx_nodes:
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, moved, node.meta["val"])
+    return replace(graph)
 
 
 def lowered(graph: JointGraph) -> tuple[Lowering, dict[str, int]]:
@@ -177,6 +193,36 @@ def test_what_an_expensive_function_is_part_of_is_stored() -> None:
     assert [lowering.materialised[step[name]] for name in ("exp", "add", "add_1")] == [False, True, False]
 
 
+@pytest.mark.parametrize("rounds", [10, 20, 30])
+@pytest.mark.parametrize("place", [lambda graph: graph, on_cuda])
+def test_what_takes_many_operations_is_stored(rounds: int, place: Callable[[JointGraph], JointGraph]) -> None:
+    """On a GPU of fewer than on a CPU. Two a round, a sum, two buffers, and a number that counts once."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        for _ in range(rounds):
+            a = torch.abs(a) * 2.0
+        return torch.mm(torch.abs(a + w), x)
+
+    graph = place(fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6)))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    is_stored = inlining.realized[graph.names.index("add")]
+    assert is_stored == (2 * rounds + 4 > compilers.max_operations(graph.is_on_cpu))
+
+
+def test_what_products_alone_read_is_computed_for_the_first() -> None:
+    """Not where it stands, before another product."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.abs(x)
+        b = torch.mm(w, w)
+        return torch.mm(torch.mm(b, a), a)
+
+    graph = on_cuda(fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6)))
+    lowering, step = lowered(graph)
+    assert step["abs_1"] < step["mm"] and lowering.runs_at[step["abs_1"]] == step["mm_1"]
+
+
 def test_kernels_are_put_where_their_first_buffer_stands() -> None:
     """Or behind what they read: the one of 0 and 5 reads 4, and does not pull it before 1."""
 
@@ -210,6 +256,21 @@ def doubled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """A value that is read by a concatenation and, later, by another operator."""
     a = torch.sigmoid(torch.mm(x, w))
     return torch.cat([a, torch.mm(x, w)]).sum() + a.sum()
+
+
+def test_what_is_put_in_places_is_computed_there() -> None:
+    """By the loop that puts it; nor have the zeros that it is added to a buffer besides the result."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(6) % 4
+        return torch.zeros(4, 6).index_put((places,), torch.abs(x) * 2, accumulate=True)
+
+    lowering, step = lowered(captured(function, (6, 6)))
+    assert [lowering.materialised[step[name]] for name in ("zeros", "mul", "index_put")] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_operands_are_computed_into_a_concatenation() -> None:
@@ -379,6 +440,38 @@ def test_images_and_weights_are_copied_channels_last() -> None:
     assert sorted(size for _, size in found) == sorted(sizes)
     first_backward = graph.names.index("convolution_1") + 1
     assert all(last >= first_backward for last, _ in found)
+
+
+class Narrowing(nn.Module):
+    """Two convolutions, the second with fewer channels if need be."""
+
+    def __init__(self, channels: int, last: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(channels, last, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("channels", "last", "copied"), [(72, 72, "forward"), (16, 16, ""), (72, 36, "backward")]
+)
+def test_inductor_says_where_convolutions_work_channels_last(channels: int, last: int, copied: str) -> None:
+    """On a GPU not where all are small, or one has half as many channels; each part is asked for itself.
+
+    A backward that alone works so copies for each convolution what that reads of the caller's.
+    """
+    graph = on_cuda(
+        fxremat.capture(Narrowing(channels, last), torch.randn(2, channels, 4, 4), loss=torch.sum)
+    )
+    binding = bind(graph, fxremat.expand(graph, {"convolution": 1, "tanh": 1}))
+    found = list(input_copies(graph, binding))
+    assert bool(found) == bool(copied)
+    for first, end, _ in found:
+        assert first == 0 if copied == "forward" else first == end >= binding.boundary
+    waiting = [step for step in range(binding.boundary, len(binding.nodes)) if binding.is_mirror[step]]
+    assert bool(list(input_copies(graph, binding, waiting))) == (copied == "forward")
 
 
 def test_a_gradient_gets_a_copy_of_a_recomputed_concatenation() -> None:

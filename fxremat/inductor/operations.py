@@ -1,0 +1,67 @@
+"""Operations: how many a loop takes, which decides whether Inductor still computes it inside of its readers.
+
+An operator is one operation, and so is each buffer and each number that is read; what several operators of a
+loop read counts once, and views do nothing. Linear in steps and reads, but for loops that may be too long:
+these are gone through once more, since what they compute in two places counts once as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxremat._torch import compilers
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Binding
+
+MOST = 100  # Inductor's own limit for loops that read no two buffers
+
+
+class Operations:
+    """The operations of a schedule's loops, which are gone through step by step.
+
+    Attributes:
+        counts: For each step so far, the operations that computing it takes; no less where they are few.
+        limit: With more than so many a loop is too long to be computed in two places.
+    """
+
+    def __init__(self, graph: JointGraph, binding: Binding, bases: Sequence[int]) -> None:
+        self.counts: list[int] = []
+        self.limit = compilers.max_operations(graph.is_on_cpu)
+        self._graph = graph
+        self._binding = binding
+        self._bases = bases
+
+    def take(self, step: int, realized: Sequence[bool]) -> int:
+        """The operations of the next step.
+
+        Args:
+            step: The step.
+            realized: For each step before it, whether its value is realized.
+        """
+        loop = self._graph.loops[self._binding.nodes[step]]
+        count = loop.operations + len(loop.numbers)
+        for read in self._binding.reads[step]:
+            is_inlined = read is not None and not realized[self._bases[read]]
+            count += self.counts[self._bases[read]] if read is not None and is_inlined else 1
+        self.counts.append(count if count <= self.limit else self._counted(step, realized))
+        return self.counts[-1]
+
+    def _counted(self, step: int, realized: Sequence[bool]) -> int:
+        """The operations of a step, what is computed in two places once."""
+        stack, seen = [step], {step}
+        found: set[object] = set()  # buffers as numbers, inputs as negative ones, numbers as texts
+        count = 0
+        while stack:
+            each = stack.pop()
+            position = self._binding.nodes[each]
+            loop, operands = self._graph.loops[position], self._graph.nodes[position].operands
+            count += loop.operations
+            found.update(loop.numbers)
+            for operand, read in zip(operands, self._binding.reads[each], strict=True):
+                base = ~operand if read is None else self._bases[read]
+                if read is None or realized[base]:
+                    found.add(base)
+                elif base not in seen:
+                    seen.add(base)
+                    stack.append(base)
+        return count + len(found)
