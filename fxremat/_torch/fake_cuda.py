@@ -117,6 +117,7 @@ def moved(module: nn.Module, values: Any) -> Any:
         return memo[tensor]
 
     for each in module.modules():
+        held: dict[str, Any]
         for held in (each._parameters, each._buffers):
             held.update({name: on_card(tensor) for name, tensor in held.items() if tensor is not None})
     return pytree.tree_map_only(Tensor, on_card, values)
@@ -218,6 +219,9 @@ def _nothing(*args: object, **kwargs: object) -> None:
 
 class _OnCpu(TorchDispatchMode):
     """What is computed for the card is computed by the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
