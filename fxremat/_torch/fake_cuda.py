@@ -117,8 +117,8 @@ def moved(module: nn.Module, values: Any) -> Any:
         return memo[tensor]
 
     for each in module.modules():
-        held: dict[str, Any]
-        for held in (each._parameters, each._buffers):
+        tables: tuple[dict[str, Any], ...] = (each._parameters, each._buffers)
+        for held in tables:
             held.update({name: on_card(tensor) for name, tensor in held.items() if tensor is not None})
     return pytree.tree_map_only(Tensor, on_card, values)
 
@@ -220,9 +220,6 @@ def _nothing(*args: object, **kwargs: object) -> None:
 class _OnCpu(TorchDispatchMode):
     """What is computed for the card is computed by the CPU."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("device") is not None:
@@ -233,8 +230,10 @@ class _OnCpu(TorchDispatchMode):
 def _folding_on_cpu(fold: Any) -> Any:
     """What computes the constants of a graph, which have numbers."""
 
+    mode: Any = _OnCpu  # torch has no types for it
+
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _OnCpu():
+        with mode():
             return fold(self, *args, **kwargs)
 
     return run
