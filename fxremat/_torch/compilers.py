@@ -93,7 +93,7 @@ def compile_with_inductor(
     outcome: Callable[[], object],
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
-    in_order: bool = False,
+    in_order: Callable[[], Mapping[str, Any] | None] = lambda: None,
     key: str = "",
 ) -> Callable[..., Any]:
     """Compile with Inductor.
@@ -110,7 +110,8 @@ def compile_with_inductor(
         read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
             An exception ends the compilation.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs.
-        in_order: Whether kernels run where the first of their buffers stands in the graph.
+        in_order: Called behind the partitioner: more configuration, for kernels that run where the first of
+            their buffers stands in the graph; None where they run as Inductor has it.
         key: What caches are to tell apart besides the graphs themselves.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -118,8 +119,9 @@ def compile_with_inductor(
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         is_backward = bool(kwargs.get("is_backward"))
+        ordered = in_order()
         with (
-            _running_in_order() if in_order else contextlib.nullcontext(),
+            contextlib.nullcontext() if ordered is None else _running_in_order(ordered),
             V.set_choices_handler(_choices(V.choices, may_fuse)),
             patches.reading_code(_reader(read, is_backward)),
         ):
@@ -159,13 +161,14 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
         return "fxremat: kernels in order"
 
 
-def _running_in_order() -> contextlib.AbstractContextManager[Any]:
+def _running_in_order(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
     """Have Inductor order kernels by ``_InOrder``, but where the user has it order them in another way."""
     from torch._inductor import config
 
-    if config._post_fusion_custom_pass is not None:
-        return contextlib.nullcontext()
-    return config.patch(_post_fusion_custom_pass=_InOrder())  # type: ignore[no-any-return]
+    found = dict(settings)
+    if config._post_fusion_custom_pass is None:
+        found["_post_fusion_custom_pass"] = _InOrder()
+    return config.patch(found)  # type: ignore[no-any-return]
 
 
 def _reader(read: Callable[[GeneratedCode], None], is_backward: bool) -> Callable[[str], None]:

@@ -6,7 +6,7 @@ Inductor is entered through its custom-partitioner seam, behind its joint-graph 
 caches and CUDA graphs are Inductor's own. With ``compiler="eager"`` the two fx graphs run as they are.
 
 Before kernels are compiled, the generated code is held against the budget (``inductor/generated.py``). Where
-it holds more, a lower plan is compiled in its place.
+it holds more, a lower plan is compiled in its place; where it holds much less, a faster one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from fxremat.driver import ahead, cache, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.options import Options
 from fxremat.driver.partitioner import Partitioner
+from fxremat.driver.policy import WithinBudget
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.driver.step import steps
 from fxremat.driver.writes import guarded
 from fxremat.inductor.order import may_fuse
 
-# Under a budget. Inductor's scheduler tries other orders and keeps the lowest estimate, ours is planned;
-# and it holds a dead buffer until one of its size is needed, which may be at the peak.
+# Where kernels run in a plan's order. Inductor's scheduler tries other orders and keeps the lowest estimate,
+# ours is planned; and it holds a dead buffer until one of its size is needed, which may be at the peak.
 _AS_PLANNED = {
     "reorder_for_peak_memory": False,
     "allow_buffer_reuse": False,
@@ -92,7 +93,8 @@ def _compile_alone(
     module: fx.GraphModule, inputs: Sequence[Any], options: Options, fingerprint: str, name: str
 ) -> Callable[..., Any]:
     """A graph that shares its budget with no other."""
-    compilation = Compilation(options, fingerprint, name)
+    policy = WithinBudget(options.budget, options.planner, options.reads_code)
+    compilation = Compilation(options, fingerprint, name, policy)
     compiled = _compile(module, inputs, compilation)
     journal.add(compilation)
     return compiled
@@ -116,24 +118,24 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compil
 def _compile_within_budget(
     module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation, partition: Partitioner
 ) -> Callable[..., Any]:
-    """Compile with Inductor, with a lower plan each time that the code holds more than the budget."""
+    """Compile with Inductor, with another plan where the code holds more than the budget, or much less."""
     options = compilation.options
-    defaults = {} if options.budget is None else _AS_PLANNED
+    as_planned = {name: value for name, value in _AS_PLANNED.items() if name not in options.inductor}
     while True:
         try:
             return compilers.compile_with_inductor(
                 module,
                 inputs,
-                {**defaults, **options.inductor, "custom_partitioner_fn": partition},
+                {**options.inductor, "custom_partitioner_fn": partition},
                 may_fuse,
                 compilation.outcome,
                 compilation.take_code,
                 backward_now=options.budget not in (None, "min"),
-                in_order=options.budget is not None,
+                in_order=lambda: as_planned if compilation.is_in_order else None,
                 key=f"{partition.key()} {compilation.corrections}",
             )
         except PlanAgain:
-            continue  # at most MAX_CORRECTIONS times
+            continue  # a few times at most
 
 
 def _guarded(

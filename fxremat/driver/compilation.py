@@ -5,8 +5,10 @@ may have had the graph already: each tells the Compilation that it was given, an
 may compile at once, and what a failed compilation has noted goes with it. ``journal.py`` gets those that
 succeed.
 
-*Correction*: where the code of a plan holds more than the budget, and there is a lower plan, the compilation
-starts over (``PlanAgain``) with a peak that the next plan must keep.
+*Correction*: where the code of a plan holds more than the budget, the compilation starts over (``PlanAgain``)
+with a plan that is lower by the excess. Where it holds much less than was predicted, a plan that is higher by
+what is left is tried, if that saves time; and given up again, if its code holds more than the budget. A plan
+that no budget would ask for otherwise is first compiled as it would be without one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from torch import fx
 
@@ -21,18 +24,20 @@ from fxremat._torch import compilers, partitioners
 from fxremat.driver.cache import Outcome
 from fxremat.driver.options import Options
 from fxremat.driver.pipeline import Choice, rewritten, split
-from fxremat.driver.policy import Policy, WithinBudget, prospects
-from fxremat.driver.report import Report, mib
+from fxremat.driver.policy import Policy, WithinBudget, prospects, unread
+from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
-from fxremat.errors import FxrematError
+from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.inductor.generated import Handed, handed, read
 from fxremat.predict.problem import Problem
 
-MAX_CORRECTIONS = 3  # times that a graph is planned again; each compiles both graphs anew
+MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both graphs anew
+LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
+GAIN = 0.005  # of a step's time: what such a plan must save
 
 
 class PlanAgain(BaseException):
-    """The code of a graph holds more than the budget, and there is a lower plan.
+    """The code of a graph asks for another plan, which the compilation has by now.
 
     No ``Exception``: the compilers on the way up wrap those in errors of their own.
     """
@@ -54,8 +59,7 @@ class Compilation:
         reports: What was planned so far.
         fallbacks: Why PyTorch's partitioner took over, each time.
         handed: What generated code will not say of the graph that was split last; None before.
-        within_bytes: A predicted peak that the next plan must keep besides the budget.
-        corrections: How often the graph was planned again.
+        corrections: How often the graph was planned again because of its code.
         is_compiled: Whether a compiler has compiled the graph; not so where a cache serves it.
     """
 
@@ -69,9 +73,18 @@ class Compilation:
         self.reports: list[Report] = []
         self.fallbacks: list[str] = []
         self.handed: Handed | None = None
-        self.within_bytes: int | None = None
         self.corrections = 0
         self.is_compiled = False
+        self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
+        self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
+        self._refused: InfeasibleBudgetError | None = None
+        self._is_as_usual = True  # whether a plan that needs no budget may run in Inductor's own order
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether kernels run in the order of the plan."""
+        is_default = self.choice is not None and self.choice.is_default
+        return self.options.budget is not None and not (is_default and self._is_as_usual)
 
     def split(
         self,
@@ -106,9 +119,12 @@ class Compilation:
         return halves
 
     def _choose(self, problem: Problem) -> Choice:
-        """The plan that the policy takes."""
-        self.choice = choice = self.policy.choose(problem, self.within_bytes)
-        self.prospects = prospects(choice)
+        """The plan that the policy takes, or that the code has asked for."""
+        if self._refused is not None:
+            raise self._refused
+        known = self._next
+        choice = self.policy.choose(problem, None) if known is None else replace(known, problem=problem)
+        self.choice, self.prospects = choice, prospects(choice)
         return choice
 
     def _fall_back(self, reason: str) -> None:
@@ -136,38 +152,75 @@ class Compilation:
         """Hold the code of one of the two graphs against the budget.
 
         Raises:
-            PlanAgain: It holds more, and there is a lower plan.
+            PlanAgain: Another plan is to be compiled.
         """
         if self.handed is None or len(self.reports) != 1:
             return
         lowered = read(code, self.handed)
-        if lowered is not None:
-            self.handed = lowered.given
-            (report,) = self.reports
-            peak = max(lowered.peak_bytes, report.lowered_peak_bytes or 0)
-            self.reports[0] = self._judged(report, peak)
+        if lowered is None:
+            self._go_unread()
+            return
+        self.handed = lowered.given
+        (report,) = self.reports
+        peak = max(lowered.peak_bytes, report.lowered_peak_bytes or 0)
+        if report.budget_bytes is not None and self.choice is not None:
+            left = report.budget_bytes - peak
+            if left < 0:
+                self._lower(self.choice, peak, report.budget_bytes)
+            elif code.is_backward and left > LEFT * report.budget_bytes:
+                self._raise(self.choice, peak, report.budget_bytes)
+        self.reports[0] = self._judged(report, peak)
+
+    def _go_unread(self) -> None:
+        """Leave a part of the budget free where the code can't be held against it."""
+        policy = unread(self.policy)
+        if policy != self.policy:
+            self.policy = policy
+            self._is_as_usual = False
+            self._start_over(None)
+
+    def _lower(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
+        """Go on with a plan that is lower by what the code holds beyond the budget."""
+        if self._proven is not None:
+            self._start_over(self._proven)
+        if choice.is_default and self._is_as_usual:
+            self._is_as_usual = False
+            self._start_over(choice)
+        predicted = choice.solution.peak_bytes
+        found = self.policy.choose(choice.problem, predicted - (peak_bytes - budget_bytes))
+        if self.corrections == MAX_CORRECTIONS or found.solution.peak_bytes >= predicted:
+            self._refused = InfeasibleBudgetError(
+                budget_bytes, peak_bytes, self.name, note="what the code of the last plan takes was read"
+            )
+        self._start_over(found)
+
+    def _raise(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
+        """Try a plan that is higher by what the code leaves of the budget, if that saves time."""
+        seconds = choice.solution.seconds
+        is_cheap = seconds <= (1 + GAIN) * choice.baseline.seconds
+        if is_cheap or self.corrections == MAX_CORRECTIONS or self._is_proven(choice):
+            return
+        found = self.policy.choose(choice.problem, choice.solution.peak_bytes + budget_bytes - peak_bytes)
+        if found.solution.seconds < (1 - GAIN) * seconds:
+            self._proven = choice
+            self._start_over(found)
+
+    def _is_proven(self, choice: Choice) -> bool:
+        return self._proven is not None and self._proven.solution.schedule == choice.solution.schedule
 
     def _judged(self, report: Report, peak_bytes: int) -> Report:
         """The report with the peak of the code."""
-        notes = []
+        notes: tuple[str, ...] = ()
         if report.lowered_peak_bytes is None and self.corrections:
-            notes.append(f"planned again {self.corrections} times: higher plans were above the budget")
-        excess = peak_bytes - (report.budget_bytes or peak_bytes)
-        if excess > 0:
-            text = f"lowered peak {mib(peak_bytes)} above the budget of {mib(peak_bytes - excess)}"
-            if self.corrections < MAX_CORRECTIONS and report.peak_bytes > report.lowest_peak_bytes:
-                self._start_over(report.peak_bytes - excess)
-                raise PlanAgain(text)
-            where = f"fxremat has no lower plan of {report.graph_name}"
-            warnings.warn(f"{where}: {text}", RuntimeWarning, stacklevel=2)
-            notes.append(text)
+            notes = (f"planned again {self.corrections} times, for what the code of other plans takes",)
         return replace(report, lowered_peak_bytes=peak_bytes, notes=(*report.notes, *notes))
 
-    def _start_over(self, within_bytes: int) -> None:
-        """Forget what was planned; the next plan must keep a lower peak."""
+    def _start_over(self, choice: Choice | None) -> NoReturn:
+        """Forget what was planned, and go on with another choice."""
         self.reports.clear()
         self.fallbacks.clear()
-        self.handed = self.prospects = None
+        self.handed = self.choice = self.prospects = None
         self.is_compiled = False
-        self.within_bytes = within_bytes
+        self._next = choice
         self.corrections += 1
+        raise PlanAgain(f"{self.name} is planned again")

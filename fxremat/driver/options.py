@@ -77,6 +77,12 @@ class Options:
         """The name of the memory model that predicts what is compiled."""
         return memory_model(self.compiler, self.inplace)
 
+    @property
+    def reads_code(self) -> bool:
+        """Whether the backend holds generated code against the budget."""
+        given = self.inductor.get
+        return self.compiler == "inductor" and not (given("triton.cudagraphs") or given("cpp_wrapper"))
+
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
         """Check the ``options`` and ``mode`` of a ``torch.compile`` call.

@@ -241,9 +241,18 @@ class Choice:
     solution: Solution
     candidates: tuple[Candidate, ...] = ()
 
+    @property
+    def is_default(self) -> bool:
+        """Whether the plan that serves a budget is the one that is preferred without."""
+        return self.budget_bytes is not None and self.solution.schedule == self.solutions[0].schedule
+
 
 def decide(
-    problem: Problem, budget: Budget, planner: GivenPlanner, within_bytes: int | None = None
+    problem: Problem,
+    budget: Budget,
+    planner: GivenPlanner,
+    within_bytes: int | None = None,
+    is_exact: bool = False,
 ) -> Choice:
     """The choice of a planner's solution for a budget.
 
@@ -253,6 +262,7 @@ def decide(
         planner: As for ``plan``.
         within_bytes: A predicted peak that the solution is to keep besides the budget; if none does, the one
             with the lowest peak is taken.
+        is_exact: Whether nothing of the budget is left free for the error of the prediction.
 
     Raises:
         InfeasibleBudgetError: No solution fits the budget.
@@ -260,51 +270,64 @@ def decide(
     """
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(budget, baseline.peak_bytes)
-    asked = _asked(problem, budget, budget_bytes, within_bytes)
+    free = 0.0 if is_exact else margin(problem)
+    asked = _asked(problem, budget, _allowed(budget_bytes, free) if within_bytes is None else within_bytes)
     solutions, bounds = solve(asked, planner), bounds_of(problem)
-    chosen = choose(problem, solutions, budget, budget_bytes)
-    if within_bytes is not None:
+    if within_bytes is None:
+        chosen = choose(problem, solutions, budget, budget_bytes, free)
+    else:
         front = pareto(solutions)
         chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
-    solution = bounded(problem, bounds, chosen, budget_bytes)
+    solution = bounded(problem, bounds, chosen, _allowed(budget_bytes, free))
     return Choice(problem, baseline, budget_bytes, solutions, bounds, solution)
 
 
-def _asked(problem: Problem, budget: Budget, budget_bytes: int | None, within_bytes: int | None) -> Problem:
-    """The problem with the budgets that plans are asked for: none without a budget, all for ``"min"``."""
-    if within_bytes is not None:
-        return replace(problem, budgets=(within_bytes,))
-    if budget_bytes is None:
+def _asked(problem: Problem, budget: Budget, peak_bytes: int | None) -> Problem:
+    """The problem with the peaks that plans are asked for: none without a budget, all for ``"min"``."""
+    if peak_bytes is None:
         return replace(problem, budgets=None if budget == "min" else ())
-    return replace(problem, budgets=(int(_allowed(problem, budget_bytes)),))
+    return replace(problem, budgets=(peak_bytes,))
 
 
 def choose(
-    problem: Problem, solutions: Sequence[Solution], budget: Budget, budget_bytes: int | None
+    problem: Problem,
+    solutions: Sequence[Solution],
+    budget: Budget,
+    budget_bytes: int | None,
+    free: float = 0.0,
 ) -> Solution:
-    """The solution that serves a budget: the preferred, the lowest, or the fastest that fits."""
+    """The solution that serves a budget: the preferred, the lowest, or the fastest that fits.
+
+    Args:
+        problem: The problem.
+        solutions: What the planner found.
+        budget: As for ``plan``.
+        budget_bytes: The same in bytes; None where it is no number.
+        free: The part of the budget that is left free.
+    """
     if budget is None:
         return solutions[0]
     front = pareto(solutions)
-    if budget_bytes is None:
+    allowed = _allowed(budget_bytes, free)
+    if budget_bytes is None or allowed is None:
         return front[-1]
-    fitting = [solution for solution in front if solution.peak_bytes <= _allowed(problem, budget_bytes)]
+    fitting = [solution for solution in front if solution.peak_bytes <= allowed]
     if not fitting:
         found = front[-1].peak_bytes
         proved = min(found, bounds_of(problem).lowest_peak_bytes)
-        lowest, bound = (least_budget(problem, peak) for peak in (found, proved))
+        lowest, bound = (least_budget(peak, free) for peak in (found, proved))
         raise InfeasibleBudgetError(budget_bytes, lowest, problem.graph.name, bound)
     return fitting[0]
 
 
-def _allowed(problem: Problem, budget_bytes: int) -> float:
+def _allowed(budget_bytes: int | None, free: float) -> int | None:
     """The predicted peak that a budget allows."""
-    return budget_bytes * (1 - margin(problem))
+    return None if budget_bytes is None else int(budget_bytes * (1 - free))
 
 
-def least_budget(problem: Problem, peak_bytes: int) -> int:
+def least_budget(peak_bytes: int, free: float) -> int:
     """The least budget in bytes that allows a predicted peak."""
-    return int(-(-peak_bytes // (1 - margin(problem))))
+    return int(-(-peak_bytes // (1 - free)))
 
 
 def bounds_of(problem: Problem) -> Bounds:
@@ -313,10 +336,10 @@ def bounds_of(problem: Problem) -> Bounds:
 
 
 def bounded(
-    problem: Problem, bounds: Bounds, solution: Solution, budget_bytes: int | None = None
+    problem: Problem, bounds: Bounds, solution: Solution, allowed_bytes: int | None = None
 ) -> Solution:
-    """The solution with the bound on the seconds of all that serve the budget, or are within its own peak."""
-    within = solution.peak_bytes if budget_bytes is None else _allowed(problem, budget_bytes)
+    """The solution with the bound on the seconds of all with the peak that is allowed, or with its own."""
+    within = solution.peak_bytes if allowed_bytes is None else allowed_bytes
     least = bounds.seconds(max(within, solution.peak_bytes))
     return replace(solution, lower_bound_seconds=min(least, solution.seconds))
 

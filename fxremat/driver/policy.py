@@ -33,14 +33,22 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WithinBudget:
-    """The plan that serves a budget which the graph has for itself."""
+    """The plan that serves a budget which the graph has for itself.
+
+    Attributes:
+        budget: The budget.
+        planner: Which planner makes the plans.
+        reads_code: Whether the code of the plan is held against the budget before it runs. Then nothing is
+            left free for the error of a prediction.
+    """
 
     budget: Budget
     planner: GivenPlanner
+    reads_code: bool = False
 
     def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
         """The least time within the budget."""
-        return decide(problem, self.budget, self.planner, within_bytes)
+        return decide(problem, self.budget, self.planner, within_bytes, is_exact=self.reads_code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +56,12 @@ class MaybeAlone:
     """The plan that serves a budget if the graph is all of its step; else a cautious one.
 
     A part of the graph's own peak may be too little for it where the same part of the step's peak is not.
+
+    Attributes:
+        alone: The policy of a graph that is all of its step.
     """
 
-    budget: Budget
-    planner: GivenPlanner
+    alone: WithinBudget
 
     def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
         """The least time within the budget, if that is possible.
@@ -60,11 +70,18 @@ class MaybeAlone:
             InfeasibleBudgetError: The budget is a number of bytes, and no plan fits it.
         """
         try:
-            return WithinBudget(self.budget, self.planner).choose(problem, within_bytes)
+            return self.alone.choose(problem, within_bytes)
         except InfeasibleBudgetError:
-            if is_size(self.budget):
+            if is_size(self.alone.budget):
                 raise
-        return Cautious(self.planner).choose(problem, within_bytes)
+        return Cautious(self.alone.planner).choose(problem, within_bytes)
+
+
+def unread(policy: Policy) -> Policy:
+    """The same where the code of a plan can't be held against the budget."""
+    if isinstance(policy, MaybeAlone):
+        return replace(policy, alone=replace(policy.alone, reads_code=False))
+    return replace(policy, reads_code=False) if isinstance(policy, WithinBudget) else policy
 
 
 @dataclass(frozen=True, slots=True, repr=False)

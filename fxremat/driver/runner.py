@@ -127,9 +127,13 @@ class Runner:
         budget, planner = self.options.budget, self.options.planner
         if not (steps.waiting or compilers.is_bucket() or frames.is_inside_of_module()):
             is_whole = any(map(_is_loss, self._origin.outputs))
-            return WithinBudget(budget, planner) if is_whole else MaybeAlone(budget, planner)
+            return self._within_budget if is_whole else MaybeAlone(self._within_budget)
         waiting = sum(run.plan.held_bytes for run in steps.waiting)
         return Cautious(planner, resolve_budget(budget, 0) if self.has_limit else None, waiting)
+
+    @property
+    def _within_budget(self) -> WithinBudget:
+        return WithinBudget(self.options.budget, self.options.planner, self.options.reads_code)
 
     def look_ahead(self) -> bool:
         """Choose the first plan of the graph without compiling it, for a rehearsal.
@@ -150,11 +154,10 @@ class Runner:
 
     def _choice_ahead(self, problem: Problem) -> Choice:
         """The first plan; that the step has no room for it is said when the whole of it is known."""
-        budget, planner = self.options.budget, self.options.planner
         if not steps.waiting and not frames.is_inside_of_module():
             with contextlib.suppress(InfeasibleBudgetError):
-                return WithinBudget(budget, planner).choose(problem, None)
-        return Cautious(planner).choose(problem, None)
+                return self._within_budget.choose(problem, None)
+        return Cautious(self.options.planner).choose(problem, None)
 
     def adopt(self, origin: compilers.Origin) -> None:
         """Go on with the graph as Dynamo has traced it now."""
@@ -185,9 +188,17 @@ class Runner:
 
     @property
     def is_corrected(self) -> bool:
-        """Whether that plan is lower than predictions ask for, because of what its code takes."""
+        """Whether that plan is another than predictions ask for, because of what its code takes."""
         variant = self.variants.get(self.first_plan.schedule)
         return variant is not None and variant.compilation.corrections > 0
+
+    @property
+    def overestimate_bytes(self) -> int:
+        """By how much its own plan was predicted higher than its code is."""
+        variant = self.variants.get(self.first_plan.schedule)
+        reports = () if variant is None else variant.compilation.reports
+        found = (each.peak_bytes - (each.lowered_peak_bytes or each.peak_bytes) for each in reports)
+        return max(0, *found, 0)
 
     @property
     def baseline(self) -> Candidate:
@@ -286,10 +297,11 @@ class Runner:
         variant = self.variants.get(run.plan.schedule)
         if variant is None:
             is_own = run.plan is self.own_plan  # which may be corrected when its code is seen
-            budget = WithinBudget(self.options.budget, self.options.planner)
             stored = run.known.stored
             known_as = "" if stored is None or stored.plan != run.plan else stored.policy
-            variant = self._compile_again(budget if is_own else Given(run.plan.schedule, known_as))
+            variant = self._compile_again(
+                self._within_budget if is_own else Given(run.plan.schedule, known_as)
+            )
             self.variants[run.plan.schedule] = variant
         return variant.compiled
 

@@ -44,7 +44,11 @@ class Graph(Protocol):
 
     @property
     def is_corrected(self) -> bool:
-        """Whether that plan is lower than predictions ask for, because of what its code takes."""
+        """Whether that plan is another than predictions ask for, because of what its code takes."""
+
+    @property
+    def overestimate_bytes(self) -> int:
+        """By how much its own plan was predicted higher than its code is."""
 
     @property
     def cautious_plan(self) -> Candidate:
@@ -168,7 +172,8 @@ def _alone(
         return peak_bytes(trace, [candidate])
 
     def fits(candidate: Candidate) -> bool:
-        return excess * peak(candidate) <= budget_bytes + SLACK_BYTES
+        known = graph.overestimate_bytes if candidate == graph.own_plan else 0
+        return excess * (peak(candidate) - known) <= budget_bytes + SLACK_BYTES
 
     is_used = peak(plan) > USED * allowed or plan.seconds <= graph.baseline.seconds or graph.is_corrected
     if fits(plan) and is_used:

@@ -43,6 +43,7 @@ class Made:
     margin: float = 0.0
     key: str | None = None
     is_corrected: bool = False
+    overestimate_bytes: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("meta"))  # where nothing is recorded
 
     @property

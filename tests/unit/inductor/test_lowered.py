@@ -261,16 +261,13 @@ def planned_buffers(graph: fxremat.JointGraph, schedule: Sequence[str]) -> Itera
     return (sizes + Counter(size for size in copies if size > 0) - reused).elements()
 
 
-def too_much(factor: float, times: int) -> Callable[[GeneratedCode, Handed], CodeMemory | None]:
-    """What ``read`` would say of more buffers than there are, so many times."""
-    left = [times]
+def scaled(*factors: float) -> Callable[[GeneratedCode, Handed], CodeMemory | None]:
+    """What ``read`` would say of more buffers than there are, or of fewer, by turns; then what it says."""
+    left = iter(factors)
 
     def read_more(given: GeneratedCode, held: Handed) -> CodeMemory | None:
-        found = read(given, held)
-        left[0] -= 1
-        if left[0] < 0 or found is None:
-            return found
-        return replace(found, peak_bytes=int(found.peak_bytes * factor))
+        found, factor = read(given, held), next(left, 1.0)
+        return None if found is None else replace(found, peak_bytes=int(found.peak_bytes * factor))
 
     return read_more
 
@@ -405,7 +402,7 @@ def test_code_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch)
     count = len(fxremat.reports())
     plain, _ = trained("transformer", budget=0.5)
     torch._dynamo.reset()
-    monkeypatch.setattr(compilation, "read", too_much(2.0, 1))
+    monkeypatch.setattr(compilation, "read", scaled(2.0))
     report, measured = trained("transformer", budget=0.5)
     assert report.budget_bytes is not None and measured <= report.budget_bytes
     assert report.peak_bytes < plain.peak_bytes
@@ -414,12 +411,45 @@ def test_code_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
-def test_without_a_lower_plan_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It and the report tell both figures; the step is compiled all the same."""
-    monkeypatch.setattr(compilation, "read", too_much(100.0, 99))
-    with pytest.warns(RuntimeWarning, match=r"lowered peak .* above the budget"):
-        report, _ = trained("transformer", budget=0.5)
-    assert any("above the budget" in note for note in report.notes)
+def test_code_without_a_lower_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error tells what the code would take."""
+    monkeypatch.setattr(compilation, "read", scaled(*[100.0] * 99))
+    with pytest.raises(Exception, match=r"no plan fits a budget of .* code of the last plan"):
+        trained("transformer", budget=0.5)
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_code_below_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a plan that is faster, and whose code is within the budget as well."""
+    plain, _ = trained("transformer", budget=0.5)
+    torch._dynamo.reset()
+    monkeypatch.setattr(compilation, "read", scaled(*[0.8] * 99))
+    report, _ = trained("transformer", budget=0.5)
+    assert report.peak_bytes > plain.peak_bytes
+    assert report.solution.seconds < plain.solution.seconds
+    assert (report.lowered_peak_bytes or 0) <= (report.budget_bytes or 0)
+    assert any("planned again" in note for note in report.notes)
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_a_faster_plan_whose_code_is_too_much_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that was there before is compiled."""
+    plain, _ = trained("transformer", budget=0.5)
+    torch._dynamo.reset()
+    monkeypatch.setattr(compilation, "read", scaled(0.8, 0.8, 1.5))
+    report, _ = trained("transformer", budget=0.5)
+    assert report.solution.schedule == plain.solution.schedule
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_a_budget_that_needs_nothing_gives_the_usual_code(codes: list[GeneratedCode]) -> None:
+    """That of no budget, to the letter."""
+    trained("transformer", budget=None)
+    usual = [each.text for each in codes]
+    codes.clear()
+    torch._dynamo.reset()
+    trained("transformer", budget="1GiB")
+    assert [each.text for each in codes] == usual
 
 
 def occurrences(schedule: Sequence[str]) -> list[str]:
