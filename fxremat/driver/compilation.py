@@ -28,6 +28,7 @@ from fxremat.driver.policy import Policy, WithinBudget, prospects, unread
 from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, InfeasibleBudgetError
+from fxremat.graph.schedule import Schedule
 from fxremat.inductor.generated import Handed, handed, read
 from fxremat.predict.problem import Problem
 
@@ -76,6 +77,7 @@ class Compilation:
         self.corrections = 0
         self.is_compiled = False
         self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
+        self._tried: set[Schedule] = set()  # what was compiled
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
         self._refused: InfeasibleBudgetError | None = None
         self._is_as_usual = True  # whether a plan that needs no budget may run in Inductor's own order
@@ -125,6 +127,7 @@ class Compilation:
         known = self._next
         choice = self.policy.choose(problem, None) if known is None else replace(known, problem=problem)
         self.choice, self.prospects = choice, prospects(choice)
+        self._tried.add(choice.solution.schedule)
         return choice
 
     def _fall_back(self, reason: str) -> None:
@@ -198,15 +201,13 @@ class Compilation:
         """Try a plan that is higher by what the code leaves of the budget, if that saves time."""
         seconds = choice.solution.seconds
         is_cheap = seconds <= (1 + GAIN) * choice.baseline.seconds
-        if is_cheap or self.corrections == MAX_CORRECTIONS or self._is_proven(choice):
+        if is_cheap or self.corrections == MAX_CORRECTIONS:
             return
         found = self.policy.choose(choice.problem, choice.solution.peak_bytes + budget_bytes - peak_bytes)
-        if found.solution.seconds < (1 - GAIN) * seconds:
+        is_known = found.solution.schedule in self._tried
+        if found.solution.seconds < (1 - GAIN) * seconds and not is_known:
             self._proven = choice
             self._start_over(found)
-
-    def _is_proven(self, choice: Choice) -> bool:
-        return self._proven is not None and self._proven.solution.schedule == choice.solution.schedule
 
     def _judged(self, report: Report, peak_bytes: int) -> Report:
         """The report with the peak of the code."""

@@ -262,7 +262,8 @@ def decide(
         planner: As for ``plan``.
         within_bytes: A predicted peak that the solution is to keep besides the budget; if none does, the one
             with the lowest peak is taken.
-        is_exact: Whether nothing of the budget is left free for the error of the prediction.
+        is_exact: Whether nothing of the budget is left free for the error of the prediction; a budget that
+            the solution without one fits changes nothing then.
 
     Raises:
         InfeasibleBudgetError: No solution fits the budget.
@@ -274,7 +275,8 @@ def decide(
     asked = _asked(problem, budget, _allowed(budget_bytes, free) if within_bytes is None else within_bytes)
     solutions, bounds = solve(asked, planner), bounds_of(problem)
     if within_bytes is None:
-        chosen = choose(problem, solutions, budget, budget_bytes, free)
+        is_ample = is_exact and budget_bytes is not None and solutions[0].peak_bytes <= budget_bytes
+        chosen = choose(problem, solutions, None if is_ample else budget, budget_bytes, free)
     else:
         front = pareto(solutions)
         chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
