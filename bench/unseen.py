@@ -14,7 +14,8 @@ Columns:
     error: how far the measured peak is from the predicted one.
     used: the measured peak as a part of the budget.
     time: predicted, as a ratio to the step without fxremat.
-    tries: how often another plan was made for what the code takes.
+    compile s, plan s: seconds of the first step, and of the last plan within.
+    note: how often another plan was made for what the code takes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from fxremat.measure import measure_peak
 MIB = 2**20
 BUDGETS = ("None", "0.8", "0.6", "0.4", "min")
 NEW_SEEDS = 20
+PAID = 1.01  # times the step without fxremat: less is no time
 
 Drawn = tuple[nn.Module, tuple[Tensor, ...]]
 Layer = Callable[[random.Random, int], nn.Module]
@@ -166,10 +168,9 @@ def _sequence(choose: random.Random) -> Drawn:
     norm: Callable[[int], nn.Module] = choose.choice([nn.LayerNorm, RMSNorm])
     layers: list[nn.Module] = [nn.Linear(width, width)] if choose.random() < 0.5 else []
     kinds = choose.sample([_attention, _mlp, _gated, _convolved], choose.randint(1, 3))
-    for _ in range(choose.randint(3, 8)):
-        for kind in kinds:
-            branch = [norm(width), kind(choose, width, heads)]
-            layers.append(Residual(*branch) if choose.random() < 0.9 else nn.Sequential(*branch))
+    for index in range(choose.randint(4, 8)):
+        branch = [norm(width), kinds[index % len(kinds)](choose, width, heads)]
+        layers.append(Residual(*branch) if choose.random() < 0.9 else nn.Sequential(*branch))
     batch, steps = choose.choice([4, 8]), choose.choice([64, 100, 128])
     return nn.Sequential(*layers, norm(width)), (torch.randn(batch, steps, width),)
 
@@ -307,33 +308,48 @@ def row(seed: int, budget: Budget, card: AbsentCard | None) -> dict[str, Any]:
 
 
 def format_rows(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as a table, and what they come to."""
+    """The rows as a table."""
     cells: list[list[str]] = []
-    errors, over, used = [], 0, []
     for each in rows:
         head = [str(each["seed"]), str(each["budget"])]
         if "measured_bytes" not in each:
             cells.append([*head, f"refused; {_mib(each['lowest_peak_bytes'])} would do"])
             continue
-        error = each["measured_bytes"] / each["predicted_bytes"] - 1
-        errors.append(abs(error))
-        budget_bytes = each["budget_bytes"]
-        share = "-"
-        if budget_bytes is not None:
-            over += each["measured_bytes"] > budget_bytes
-            share = f"{each['measured_bytes'] / budget_bytes:.3f}"
-            if each["time_ratio"] > 1.01:
-                used.append(each["measured_bytes"] / budget_bytes)
         sizes = [_mib(each[f"{name}_bytes"]) for name in ("budget", "predicted", "lowered", "measured")]
-        tries = str(len(each["notes"]))
-        cells.append([*head, *sizes, f"{error:+.2%}", share, f"{each['time_ratio']:.3f}", tries])
-    headers = "seed, budget, MiB, predicted, code, measured, error, used, time, tries"
-    table = tabulate(cells, headers.split(", "), disable_numparse=True)
-    if not errors:
-        return table
-    told = f"error: median {statistics.median(errors):.2%}, worst {max(errors):.2%}; above the budget: {over}"
-    mean = f"; of the budget used where time is paid: median {statistics.median(used):.3f}" if used else ""
-    return f"{table}\n{told} of {len(errors)}{mean}"
+        used = "-" if each["budget_bytes"] is None else f"{_used(each):.3f}"
+        times = (
+            f"{each['time_ratio']:.3f}",
+            f"{each['compile_seconds']:.1f}",
+            f"{each['planning_seconds']:.1f}",
+        )
+        cells.append([*head, *sizes, f"{_error(each):+.2%}", used, *times, "; ".join(each["notes"])])
+    headers = "seed, budget, MiB, predicted, code, measured, error, used, time, compile s, plan s, note"
+    return tabulate(cells, headers.split(", "), disable_numparse=True)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """What the rows come to."""
+    served = [each for each in rows if "measured_bytes" in each]
+    errors = [abs(_error(each)) for each in served] or [0.0]
+    bounded = [each for each in served if each["budget_bytes"] is not None]
+    over = sum(_used(each) > 1 for each in bounded)
+    used = [_used(each) for each in bounded if each["time_ratio"] > PAID]
+    told = [
+        f"{len(rows)} steps, {len(rows) - len(served)} refused, {over} above the budget",
+        f"error of the prediction: median {statistics.median(errors):.2%}, worst {max(errors):.2%}",
+    ]
+    if used:
+        shares = f"median {statistics.median(used):.3f}, least {min(used):.3f}"
+        told.append(f"used of the budget where time is paid: {shares}")
+    return "\n".join(told)
+
+
+def _error(each: dict[str, Any]) -> float:
+    return float(each["measured_bytes"] / each["predicted_bytes"] - 1)
+
+
+def _used(each: dict[str, Any]) -> float:
+    return float(each["measured_bytes"] / each["budget_bytes"])
 
 
 def _mib(size: int | None) -> str:
@@ -359,10 +375,11 @@ def main() -> None:
         for seed in tqdm(seeds, disable=None):
             for budget in budgets:
                 rows.append(row(seed, budget, card))
+                tqdm.write(format_rows(rows[-1:]))
                 if arguments.json:
                     text = json.dumps({**header, "rows": rows}, indent=1)
                     arguments.json.write_text(text + "\n", encoding="utf-8")
-    print(format_rows(rows))
+    print(f"{format_rows(rows)}\n{summary(rows)}")
 
 
 if __name__ == "__main__":

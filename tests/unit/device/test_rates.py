@@ -290,7 +290,8 @@ def test_what_a_device_refuses_has_the_rate_of_what_it_can(
 def test_seconds_per_call_are_the_best_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short calls are timed many at a time, long ones few times."""
     calls, now = [0], [0.0]
-    monkeypatch.setattr(rates.time, "perf_counter", lambda: now[0])
+    for clock in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(rates.time, clock, lambda: now[0])
 
     def call(seconds: float) -> None:
         calls[0] += 1
@@ -301,6 +302,18 @@ def test_seconds_per_call_are_the_best_of_batches(monkeypatch: pytest.MonkeyPatc
     calls[0] = 0
     assert rates.seconds_per_call(lambda: call(1.0), HERE) == pytest.approx(1.0)
     assert calls[0] == 2 + rates.LEAST_ROUNDS
+
+
+def test_a_process_that_waits_for_others_is_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is given a hundredth of a processor, a hundred times as long passes."""
+    now = [0.0]
+    monkeypatch.setattr(rates.time, "perf_counter", lambda: 100 * now[0])
+    monkeypatch.setattr(rates.time, "thread_time", lambda: now[0])
+
+    def call() -> None:
+        now[0] += 1e-4
+
+    assert rates.seconds_per_call(call, HERE) == pytest.approx(1e-4)
 
 
 def test_the_facts_of_this_machine() -> None:
