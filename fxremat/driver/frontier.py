@@ -23,7 +23,7 @@ from fxremat.driver.pipeline import choose, least_budget, make_problem, solve
 from fxremat.driver.report import mib
 from fxremat.graph.joint import JointGraph
 from fxremat.predict.models import MemoryModel
-from fxremat.predict.problem import Problem, Solution, margin, pareto
+from fxremat.predict.problem import Problem, Solution, pareto
 from fxremat.search.baseline import baseline_plan
 
 __all__ = ["Frontier", "Point", "make_frontier"]
@@ -169,8 +169,7 @@ def make_frontier(
     baseline = baseline_plan(problem)
     asked = None
     if budget is not None:
-        budget_bytes = resolve_budget(budget, baseline.peak_bytes)
-        asked = choose(problem, solutions, budget, budget_bytes, margin(problem))
+        asked = choose(problem, solutions, budget, resolve_budget(budget, baseline.peak_bytes))
     return Frontier(
         graph.name,
         compiler,
@@ -184,7 +183,7 @@ def make_frontier(
 def _point(problem: Problem, solution: Solution, memory: MemoryModel, is_asked_for: bool = False) -> Point:
     return Point(
         solution.peak_bytes,
-        least_budget(solution.peak_bytes, margin(problem)),
+        least_budget(problem, solution.peak_bytes),
         solution.seconds,
         memory.profile(problem.graph, solution.schedule).saved_bytes,
         sum(solution.mirror_counts.values()),

@@ -271,16 +271,16 @@ def decide(
     """
     baseline = baseline_plan(problem)
     budget_bytes = resolve_budget(budget, baseline.peak_bytes)
-    free = 0.0 if is_exact else margin(problem)
-    asked = _asked(problem, budget, _allowed(budget_bytes, free) if within_bytes is None else within_bytes)
+    allowed = _allowed(problem, budget_bytes, is_exact)
+    asked = _asked(problem, budget, allowed if within_bytes is None else within_bytes)
     solutions, bounds = solve(asked, planner), bounds_of(problem)
     if within_bytes is None:
         is_ample = is_exact and budget_bytes is not None and solutions[0].peak_bytes <= budget_bytes
-        chosen = choose(problem, solutions, None if is_ample else budget, budget_bytes, free)
+        chosen = choose(problem, solutions, None if is_ample else budget, budget_bytes, is_exact)
     else:
         front = pareto(solutions)
         chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
-    solution = bounded(problem, bounds, chosen, _allowed(budget_bytes, free))
+    solution = bounded(problem, bounds, chosen, allowed)
     return Choice(problem, baseline, budget_bytes, solutions, bounds, solution)
 
 
@@ -296,7 +296,7 @@ def choose(
     solutions: Sequence[Solution],
     budget: Budget,
     budget_bytes: int | None,
-    free: float = 0.0,
+    is_exact: bool = False,
 ) -> Solution:
     """The solution that serves a budget: the preferred, the lowest, or the fastest that fits.
 
@@ -305,31 +305,33 @@ def choose(
         solutions: What the planner found.
         budget: As for ``plan``.
         budget_bytes: The same in bytes; None where it is no number.
-        free: The part of the budget that is left free.
+        is_exact: Whether nothing of the budget is left free for the error of the prediction.
     """
     if budget is None:
         return solutions[0]
     front = pareto(solutions)
-    allowed = _allowed(budget_bytes, free)
+    allowed = _allowed(problem, budget_bytes, is_exact)
     if budget_bytes is None or allowed is None:
         return front[-1]
     fitting = [solution for solution in front if solution.peak_bytes <= allowed]
     if not fitting:
         found = front[-1].peak_bytes
         proved = min(found, bounds_of(problem).lowest_peak_bytes)
-        lowest, bound = (least_budget(peak, free) for peak in (found, proved))
+        lowest, bound = (least_budget(problem, peak, is_exact) for peak in (found, proved))
         raise InfeasibleBudgetError(budget_bytes, lowest, problem.graph.name, bound)
     return fitting[0]
 
 
-def _allowed(budget_bytes: int | None, free: float) -> int | None:
+def _allowed(problem: Problem, budget_bytes: int | None, is_exact: bool) -> int | None:
     """The predicted peak that a budget allows."""
-    return None if budget_bytes is None else int(budget_bytes * (1 - free))
+    if budget_bytes is None or is_exact:
+        return budget_bytes
+    return int(budget_bytes * (1 - margin(problem)))
 
 
-def least_budget(peak_bytes: int, free: float) -> int:
+def least_budget(problem: Problem, peak_bytes: int, is_exact: bool = False) -> int:
     """The least budget in bytes that allows a predicted peak."""
-    return int(-(-peak_bytes // (1 - free)))
+    return peak_bytes if is_exact else int(-(-peak_bytes // (1 - margin(problem))))
 
 
 def bounds_of(problem: Problem) -> Bounds:
