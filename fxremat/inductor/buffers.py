@@ -39,14 +39,16 @@ class _Buffers:
         held_in, copies = self._cats()
         is_stored = [step not in held_in and self._has_buffer(step) for step in range(len(self.kernels))]
         found = self.grouping.scatters
+        at = timing.runs_at
+        copied = input_copies(self.graph, self.binding, self.grouping.recomputation.waiting)
         extra = [
             *self._reuses(is_stored),
-            *input_copies(self.graph, self.binding, self.grouping.recomputation.waiting),
+            *((first and at[first], at[last], size) for first, last, size in copied),
             *copies,
             *self._parts(),
-            *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, timing.runs_at),
+            *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
         ]
-        return Lowering(is_stored, timing.runs_at, timing.read_until, extra, held_in, timing.read_later)
+        return Lowering(is_stored, at, timing.read_until, extra, held_in, timing.read_later)
 
     # -- what gets a buffer
 
