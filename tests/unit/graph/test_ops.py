@@ -134,7 +134,7 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
         (aten.sum.dim_IntList, (X, [0]), Loop(Kind.REDUCTION, 24, Reduction(24, 6, is_inner=False))),
         (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16, is_product=True)),
         (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True)),
-        (aten.t.default, (X,), Loop(Kind.VIEW, 24)),
+        (aten.t.default, (X,), Loop(Kind.VIEW, 24, operations=0)),
     ],
     ids=str,
 )
