@@ -277,8 +277,10 @@ def scaled(*factors: float) -> Callable[[GeneratedCode, Handed], CodeMemory | No
     ("name", "budget"),
     [
         *itertools.product(["transformer", "unet", "gated_mlp", "dropout_mlp"], [None, "min"]),
-        ("resnet", "min"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("resnet", None), ("densenet", "min"))),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("resnet", "min"), ("resnet", None), ("densenet", "min"))
+        ),
     ],
 )
 def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> None:
