@@ -1,8 +1,8 @@
 """Profile: the bytes that are live at each run of a plan of operators (``condensed.py``).
 
 A *life* is one making of a buffer by a run of a plan: it begins with that run and is read by the runs up to
-the next making of the buffer. These rules are those of the whole search; tables, eviction and retention all
-count by them:
+the next making of the buffer. These rules are those of the whole search; eviction and retention count by all
+of them, tables by 1, 2 and 5 (*apart*), for the blocks of a table do not know their neighbours:
 
 1. A buffer is live from the run that makes it to the last that reads it. What nobody reads dies at once.
 2. Of a buffer that is returned one life lasts to the end: the last one that the forward begins; if there is
@@ -85,9 +85,10 @@ class Plan(NamedTuple):
     operators: tuple[int, ...]
 
     @classmethod
-    def of(cls, condensed: Condensed, operators: Sequence[int]) -> Plan:
+    def of(cls, condensed: Condensed, operators: Sequence[int], apart: bool = False) -> Plan:
         """The plan that runs these operators."""
-        return cls(peak_bytes(condensed, operators), condensed.seconds(operators), tuple(operators))
+        found = profile(condensed, operators, apart)
+        return cls(found.peak_bytes, condensed.seconds(operators), tuple(operators))
 
 
 def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
@@ -95,17 +96,23 @@ def peak_bytes(condensed: Condensed, plan: Sequence[int]) -> int:
     return profile(condensed, plan).peak_bytes
 
 
-def profile(condensed: Condensed, plan: Sequence[int]) -> Profile:
-    """What is live at each run of a plan in which every run finds what it reads."""
+def profile(condensed: Condensed, plan: Sequence[int], apart: bool = False) -> Profile:
+    """What is live at each run of a plan in which every run finds what it reads.
+
+    Args:
+        condensed: The graph.
+        plan: The operators in execution order.
+        apart: Whether each operator is a call by itself, and takes the place of no buffer.
+    """
     flat, found = condensed.flat, lives(condensed, plan)
     operators, boundary = np.array(plan, dtype=np.int64), condensed.boundary_of(plan)
-    first, last = _calls(flat.is_loop[operators], boundary)
+    first, last = _calls(flat.is_loop[operators] & (not apart), boundary)
     stays = flat.is_pinned[found.buffer] & _is_latest(found, boundary)
     sizes = flat.size[found.buffer]
     live = live_bytes(len(plan), sizes, first[found.run], np.where(stays, len(plan) - 1, last[found.last]))
     live += flat.scratch_bytes[operators]
     live[boundary:] += condensed.graph.tangent_bytes
-    taken = _overwritten(condensed, operators, found, boundary)
+    taken = _overwritten(condensed, operators, found, boundary)[: 0 if apart else None]
     live -= live_bytes(len(plan), sizes[taken], first[found.last[taken]], last[found.last[taken]])
     sources = zip(found.run[taken].tolist(), found.buffer[taken].tolist(), strict=True)
     returned = zip(found.run[stays].tolist(), found.buffer[stays].tolist(), strict=True)

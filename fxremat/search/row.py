@@ -64,7 +64,7 @@ class Row:
             self.best = dict(sorted(self.best.items()))
         found = [*self.lowest, *lowest, *self.best.values()]
         if self.has_time:
-            found += self.known
+            found += (Plan.of(self.condensed, each.operators) for each in self.known)
         return dict.fromkeys(each.operators for each in pareto(found))
 
     def _budgets(self) -> list[int]:

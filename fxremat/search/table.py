@@ -226,7 +226,7 @@ class Table:
         if memory not in self.made:
             condensed = self.blocks.condensed
             operators = without_unread(condensed, obedient(condensed, self._operators(memory)))
-            self.made[memory] = Plan.of(condensed, operators)
+            self.made[memory] = Plan.of(condensed, operators, apart=True)
         return self.made[memory]
 
     def _operators(self, memory: int, longest: float = math.inf) -> list[int]:
