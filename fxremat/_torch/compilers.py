@@ -41,6 +41,7 @@ __all__ = [
     "compile_without_inductor",
     "export_joint",
     "fake_tensors",
+    "hands_over_code",
     "inductor_joint_passes",
     "inductor_modes",
     "inductor_option_names",
@@ -300,6 +301,14 @@ def lays_out_channels_last(nodes: Sequence[fx.Node]) -> bool:
 
     module: Any = SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
     return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
+def hands_over_code(settings: Mapping[str, Any]) -> bool:
+    """Whether Inductor's code can be read under a configuration; not so for CUDA graphs and in C++."""
+    from torch._inductor import config
+
+    is_split = settings.get("triton.cudagraphs", config.triton.cudagraphs)
+    return not (is_split or settings.get("cpp_wrapper", config.cpp_wrapper))
 
 
 def max_operations(on_cpu: bool) -> int:

@@ -24,7 +24,7 @@ from fxremat._torch import compilers, partitioners
 from fxremat.driver.cache import Outcome
 from fxremat.driver.options import Options
 from fxremat.driver.pipeline import Choice, rewritten, split
-from fxremat.driver.policy import Policy, WithinBudget, prospects, unread
+from fxremat.driver.policy import Policy, WithinBudget, prospects, refused, unread
 from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, InfeasibleBudgetError
@@ -34,6 +34,7 @@ from fxremat.predict.problem import Problem
 
 MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both graphs anew
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
+OFF = 0.01  # of a budget: by how much the code must be lower than was predicted for that
 GAIN = 0.005  # of a step's time: what such a plan must save
 
 
@@ -122,10 +123,11 @@ class Compilation:
 
     def _choose(self, problem: Problem) -> Choice:
         """The plan that the policy takes, or that the code has asked for."""
-        if self._refused is not None:
-            raise self._refused
         known = self._next
-        choice = self.policy.choose(problem, None) if known is None else replace(known, problem=problem)
+        if self._refused is not None:
+            choice = refused(self.policy, problem, self._refused)
+        else:
+            choice = self.policy.choose(problem, None) if known is None else replace(known, problem=problem)
         self.choice, self.prospects = choice, prospects(choice)
         self._tried.add(choice.solution.schedule)
         return choice
@@ -159,12 +161,13 @@ class Compilation:
         """
         if self.handed is None or len(self.reports) != 1:
             return
+        (report,) = self.reports
         lowered = read(code, self.handed)
         if lowered is None:
-            self._go_unread()
+            if report.budget_bytes is not None:
+                self._go_unread()
             return
         self.handed = lowered.given
-        (report,) = self.reports
         peak = max(lowered.peak_bytes, report.lowered_peak_bytes or 0)
         if report.budget_bytes is not None and self.choice is not None:
             left = report.budget_bytes - peak
@@ -198,10 +201,14 @@ class Compilation:
         self._start_over(found)
 
     def _raise(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
-        """Try a plan that is higher by what the code leaves of the budget, if that saves time."""
+        """Try a plan that is higher by what the code leaves of the budget, if that saves time.
+
+        Unless less was predicted than it takes: all of the budget was planned with then.
+        """
         seconds = choice.solution.seconds
         is_cheap = seconds <= (1 + GAIN) * choice.baseline.seconds
-        if is_cheap or self.corrections == MAX_CORRECTIONS:
+        is_as_told = choice.solution.peak_bytes - peak_bytes < OFF * budget_bytes
+        if is_cheap or is_as_told or self.corrections == MAX_CORRECTIONS:
             return
         found = self.policy.choose(choice.problem, choice.solution.peak_bytes + budget_bytes - peak_bytes)
         is_known = found.solution.schedule in self._tried

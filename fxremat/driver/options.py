@@ -80,8 +80,7 @@ class Options:
     @property
     def reads_code(self) -> bool:
         """Whether the backend holds generated code against the budget."""
-        given = self.inductor.get
-        return self.compiler == "inductor" and not (given("triton.cudagraphs") or given("cpp_wrapper"))
+        return self.compiler == "inductor" and compilers.hands_over_code(self.inductor)
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:

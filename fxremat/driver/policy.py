@@ -71,10 +71,19 @@ class MaybeAlone:
         """
         try:
             return self.alone.choose(problem, within_bytes)
-        except InfeasibleBudgetError:
-            if is_size(self.alone.budget):
-                raise
-        return Cautious(self.alone.planner).choose(problem, within_bytes)
+        except InfeasibleBudgetError as error:
+            return refused(self, problem, error)
+
+
+def refused(policy: Policy, problem: Problem, error: InfeasibleBudgetError) -> Choice:
+    """The plan of a graph that can't keep its budget: a cautious one, if the step around it may.
+
+    Raises:
+        InfeasibleBudgetError: It is all of its step, or the budget is a number of bytes.
+    """
+    if isinstance(policy, MaybeAlone) and not is_size(policy.alone.budget):
+        return Cautious(policy.alone.planner).choose(problem, None)
+    raise error
 
 
 def unread(policy: Policy) -> Policy:

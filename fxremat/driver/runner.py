@@ -198,7 +198,7 @@ class Runner:
         variant = self.variants.get(self.first_plan.schedule)
         reports = () if variant is None else variant.compilation.reports
         found = (each.peak_bytes - (each.lowered_peak_bytes or each.peak_bytes) for each in reports)
-        return max(0, *found, 0)
+        return max([0, *found])
 
     @property
     def baseline(self) -> Candidate:
