@@ -25,7 +25,7 @@ from fxremat.driver.pipeline import planned
 from fxremat.graph.schedule import bind
 from fxremat.inductor.generated import CodeMemory, Handed, handed, read
 from fxremat.measure import measure_peak
-from fxremat.predict.models import INDUCTOR
+from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN_ON_CPU
 
 # How far a predicted peak may be off where that is more than 3 %: without a budget dead buffers are held.
 OFF = {"unet": 0.035}
@@ -441,6 +441,18 @@ def test_a_faster_plan_whose_code_is_too_much_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(compilation, "read", scaled(0.8, 0.8, 1.5))
     report, _ = trained("tanh_mlp", budget=0.7)
     assert report.solution.schedule == plain.solution.schedule
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_code_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a budget a part of it is left free; without one nothing is compiled again."""
+    monkeypatch.setattr(compilation, "read", lambda *_: None)
+    free, _ = trained("tanh_mlp", budget=None)
+    assert free.lowered_peak_bytes is None and not free.notes
+    torch._dynamo.reset()
+    report, _ = trained("tanh_mlp", budget=0.7)
+    assert report.lowered_peak_bytes is None
+    assert report.peak_bytes <= (1 - INDUCTOR_MARGIN_ON_CPU) * (report.budget_bytes or 0)
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
