@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +34,7 @@ from fxremat._torch import patches
 
 __all__ = [
     "GeneratedCode",
+    "LoweredOperation",
     "Origin",
     "cacheable",
     "compile_id",
@@ -58,6 +59,27 @@ Origins = Sequence[Sequence[fx.Node]]
 
 
 @dataclass(frozen=True, slots=True)
+class LoweredOperation:
+    """A loop or an external kernel, as Inductor's scheduler has it.
+
+    Attributes:
+        is_loop: Whether it is a loop.
+        made_for: The fx node whose value it computes; None for what Inductor adds, such as a copy.
+        origins: All fx nodes that it computes, and for a copy maybe that which reads it.
+        reads: The names of the buffers that it reads.
+        bytes: Of its result.
+        is_stored: Whether its result has a buffer; not so if no other kernel reads it.
+    """
+
+    is_loop: bool
+    made_for: fx.Node | None
+    origins: Sequence[fx.Node]
+    reads: Sequence[str]
+    bytes: int
+    is_stored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedCode:
     """The code that Inductor generated for a graph, before its kernels are compiled.
 
@@ -68,6 +90,8 @@ class GeneratedCode:
         origins: The fx nodes that a buffer was made for, by its name.
         viewed: The buffers and inputs whose memory a buffer is that an operator returned, by its name.
         outputs: What the graph returns, in order.
+        operations: What its kernels were made of, by the names of the results.
+        nodes: What was lowered.
     """
 
     text: str
@@ -76,6 +100,8 @@ class GeneratedCode:
     origins: Callable[[str], Sequence[fx.Node]]
     viewed: Callable[[str], Sequence[str]]
     outputs: Sequence[object] = ()
+    operations: Mapping[str, LoweredOperation] = field(default_factory=dict)
+    nodes: Sequence[fx.Node] = ()
 
 
 def compile_without_inductor(
@@ -207,7 +233,31 @@ def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
         return () if buffer is None else tuple(buffer.get_inputs_that_alias_output())
 
     (outputs,) = next(iter(graph.graph.find_nodes(op="output"))).args
-    return GeneratedCode(text, is_backward, buffer_bytes, origins, viewed, outputs)
+    operations = dict(_operations(graph, buffer_bytes))
+    nodes = tuple(graph.graph.nodes)
+    return GeneratedCode(text, is_backward, buffer_bytes, origins, viewed, outputs, operations, nodes)
+
+
+def _operations(
+    graph: Any, buffer_bytes: Callable[[str], int | None]
+) -> Iterator[tuple[str, LoweredOperation]]:
+    """What a graph was lowered to, by the names of the results."""
+    from torch._inductor import ir
+
+    for buffer in graph.buffers:
+        if isinstance(buffer, (ir.ComputedBuffer, ir.ExternKernel)):
+            name = buffer.get_name()
+            yield (
+                name,
+                LoweredOperation(
+                    isinstance(buffer, ir.ComputedBuffer),
+                    buffer.get_origin_node(),
+                    tuple(buffer.get_origins()),
+                    tuple({read.name: None for read in buffer.get_read_writes().reads}),
+                    buffer_bytes(name) or 0,
+                    name not in graph.removed_buffers,
+                ),
+            )
 
 
 def cacheable(settings: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _compile_within_budget(
                 may_fuse,
                 compilation.outcome,
                 compilation.take_code,
-                backward_now=options.budget not in (None, "min"),
+                backward_now=options.budget is not None,
                 in_order=lambda: as_planned if compilation.is_in_order else None,
                 key=f"{partition.key()} {compilation.corrections}",
             )

@@ -7,8 +7,10 @@ succeed.
 
 *Correction*: where the code of a plan holds more than the budget, the compilation starts over (``PlanAgain``)
 with a plan that is lower by the excess. Where it holds much less than was predicted, a plan that is higher by
-what is left is tried, if that saves time; and given up again, if its code holds more than the budget. A plan
-that no budget would ask for otherwise is first compiled as it would be without one.
+what is left is tried, if that saves time; and given up again, if its code holds more than the budget. Where
+the least memory is asked for, and the code holds more than was predicted, other plans are looked at, and the
+one whose code holds the least stays. What the code has shown (``inductor/learning.py``) is known to each plan
+that follows. A plan that no budget would ask for otherwise is first compiled as it would be without one.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from fxremat._torch import compilers, partitioners
 from fxremat.driver.cache import Outcome
 from fxremat.driver.options import Options
 from fxremat.driver.pipeline import Choice, rewritten, split
-from fxremat.driver.policy import Policy, WithinBudget, prospects, refused, unread
+from fxremat.driver.policy import Given, Policy, WithinBudget, prospects, refused, unread
 from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, InfeasibleBudgetError
-from fxremat.graph.schedule import Schedule
-from fxremat.inductor.generated import Handed, handed, read
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule, bind
+from fxremat.inductor.facts import like
+from fxremat.inductor.generated import CodeMemory, Handed, handed, read
+from fxremat.inductor.learning import learn
 from fxremat.predict.problem import Problem
 
 MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both graphs anew
@@ -79,6 +84,9 @@ class Compilation:
         self.is_compiled = False
         self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
         self._tried: set[Schedule] = set()  # what was compiled
+        self._codes: list[tuple[compilers.GeneratedCode, CodeMemory]] = []  # of the plan that was split last
+        self._taught: JointGraph | None = None  # with all that code has shown
+        self._lowest: tuple[int, Choice] | None = None  # the least peak of any code, and its plan
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
         self._refused: InfeasibleBudgetError | None = None
         self._is_as_usual = True  # whether a plan that needs no budget may run in Inductor's own order
@@ -124,10 +132,12 @@ class Compilation:
     def _choose(self, problem: Problem) -> Choice:
         """The plan that the policy takes, or that the code has asked for."""
         known = self._next
+        if self._taught is not None:
+            problem = _informed(problem, self._taught)
         if self._refused is not None:
             choice = refused(self.policy, problem, self._refused)
         else:
-            choice = self.policy.choose(problem, None) if known is None else replace(known, problem=problem)
+            choice = self.policy.choose(problem, None) if known is None else _again(known, problem)
         self.choice, self.prospects = choice, prospects(choice)
         self._tried.add(choice.solution.schedule)
         return choice
@@ -168,14 +178,35 @@ class Compilation:
                 self._go_unread()
             return
         self.handed = lowered.given
+        self._codes.append((code, lowered))
         peak = max(lowered.peak_bytes, report.lowered_peak_bytes or 0)
-        if report.budget_bytes is not None and self.choice is not None:
-            left = report.budget_bytes - peak
-            if left < 0:
-                self._lower(self.choice, peak, report.budget_bytes)
-            elif code.is_backward and left > LEFT * report.budget_bytes:
-                self._raise(self.choice, peak, report.budget_bytes)
+        if self.choice is not None and not isinstance(self.policy, Given):
+            self._compare(self.choice, peak, code.is_backward)
         self.reports[0] = self._judged(report, peak)
+
+    def _compare(self, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
+        """Go on with another plan, where the code asks for it."""
+        is_higher = peak_bytes > (1 + OFF) * choice.solution.peak_bytes
+        if choice.budget_bytes is not None:
+            left = choice.budget_bytes - peak_bytes
+            if left < 0:
+                self._lower(choice, peak_bytes, choice.budget_bytes)
+            elif is_whole and left > LEFT * choice.budget_bytes:
+                self._raise(choice, peak_bytes, choice.budget_bytes)
+        elif is_whole and choice.candidates and is_higher and self._taught is None:
+            if self._learn(choice) is not choice:
+                self._start_over(None)
+        elif is_whole and not choice.candidates and self.options.budget == "min":
+            self._look_lower(choice, peak_bytes, is_higher)
+
+    def _learn(self, choice: Choice) -> Choice:
+        """The same plan, as it is predicted with what its code has shown; itself if that is nothing."""
+        problem = choice.problem
+        taught = learn(problem.graph, bind(problem.graph, choice.solution.schedule), self._codes)
+        if taught is problem.graph:
+            return choice
+        self._taught = taught
+        return _again(choice, replace(problem, graph=taught, _latest=[]))
 
     def _go_unread(self) -> None:
         """Leave a part of the budget free where the code can't be held against it."""
@@ -192,13 +223,37 @@ class Compilation:
         if choice.is_default and self._is_as_usual:
             self._is_as_usual = False
             self._start_over(choice)
-        predicted = choice.solution.peak_bytes
-        found = self.policy.choose(choice.problem, predicted - (peak_bytes - budget_bytes))
-        if self.corrections == MAX_CORRECTIONS or found.solution.peak_bytes >= predicted:
+        taught = self._learn(choice)
+        predicted = taught.solution.peak_bytes
+        found = self._found(taught, budget_bytes - max(0, peak_bytes - predicted))
+        if found.solution.schedule in self._tried:
+            found = self._found(taught, predicted - (peak_bytes - budget_bytes))
+        is_known = found.solution.schedule in self._tried
+        if self.corrections == MAX_CORRECTIONS or is_known:
             self._refused = InfeasibleBudgetError(
                 budget_bytes, peak_bytes, self.name, note="what the code of the last plan takes was read"
             )
         self._start_over(found)
+
+    def _found(self, choice: Choice, within_bytes: int | None) -> Choice:
+        """Another plan for the same budget."""
+        found = self.policy.choose(choice.problem, within_bytes)
+        return replace(found, budget_bytes=choice.budget_bytes)
+
+    def _look_lower(self, choice: Choice, peak_bytes: int, is_higher: bool) -> None:
+        """Look for a plan whose code holds less, if this one's holds more than was predicted."""
+        if self._lowest is None or peak_bytes < self._lowest[0]:
+            self._lowest = peak_bytes, choice
+        least, lowest = self._lowest
+        if is_higher and self.corrections < MAX_CORRECTIONS:
+            taught = self._learn(choice)
+            found = self._found(taught, None)
+            unexplained = max(0, peak_bytes - taught.solution.peak_bytes)
+            is_lower = found.solution.peak_bytes + unexplained < (1 - OFF) * least
+            if is_lower and found.solution.schedule not in self._tried:
+                self._start_over(found)
+        if lowest.solution.schedule != choice.solution.schedule:
+            self._start_over(lowest)
 
     def _raise(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
         """Try a plan that is higher by what the code leaves of the budget, if that saves time.
@@ -210,7 +265,8 @@ class Compilation:
         is_as_told = choice.solution.peak_bytes - peak_bytes < OFF * budget_bytes
         if is_cheap or is_as_told or self.corrections == MAX_CORRECTIONS:
             return
-        found = self.policy.choose(choice.problem, choice.solution.peak_bytes + budget_bytes - peak_bytes)
+        taught = self._learn(choice)
+        found = self._found(taught, taught.solution.peak_bytes + budget_bytes - peak_bytes)
         is_known = found.solution.schedule in self._tried
         if found.solution.seconds < (1 - GAIN) * seconds and not is_known:
             self._proven = choice
@@ -227,8 +283,24 @@ class Compilation:
         """Forget what was planned, and go on with another choice."""
         self.reports.clear()
         self.fallbacks.clear()
+        self._codes.clear()
         self.handed = self.choice = self.prospects = None
         self.is_compiled = False
         self._next = choice
         self.corrections += 1
         raise PlanAgain(f"{self.name} is planned again")
+
+
+def _informed(problem: Problem, taught: JointGraph) -> Problem:
+    """The problem of a graph that was traced again, with what is known of it."""
+    return replace(problem, graph=like(problem.graph, taught), _latest=[])
+
+
+def _again(choice: Choice, problem: Problem) -> Choice:
+    """The same plan for a problem that may be known better."""
+    found = problem.evaluate(choice.solution.schedule, choice.solution.planner)
+    bound = min(choice.solution.lower_bound_seconds, found.seconds)
+    solution = replace(
+        choice.solution, peak_bytes=found.peak_bytes, seconds=found.seconds, lower_bound_seconds=bound
+    )
+    return replace(choice, problem=problem, solution=solution)

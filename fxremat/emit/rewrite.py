@@ -15,7 +15,7 @@ from torch import fx
 from fxremat.errors import GraphError
 from fxremat.graph.generators import STATE
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.nodes import MIRROR
+from fxremat.graph.nodes import MIRROR, STEP
 from fxremat.graph.replays import replay
 from fxremat.graph.schedule import Binding, validate
 from fxremat.memory.liveness import mirror_scratch_bytes
@@ -65,11 +65,13 @@ def _transcribe(graph: JointGraph, module: fx.GraphModule, binding: Binding) -> 
         if step == binding.boundary:
             forward_values = dict(latest)
         node = graph.fx_nodes[position]
-        if not binding.is_mirror[step]:
+        if binding.is_mirror[step]:
+            copies[position] += 1
+            name = _free_name(f"{node.name}_mirror{copies[position]}", taken)
+            latest[node] = _mirror(new, node, latest, name)
+        else:
             latest[node] = new.node_copy(node, latest.__getitem__)
-            continue
-        copies[position] += 1
-        latest[node] = _mirror(new, node, latest, _free_name(f"{node.name}_mirror{copies[position]}", taken))
+        latest[node].meta[STEP] = step
     _copy_output(graph, module, new, forward_values or latest, latest)
     rewritten = fx.GraphModule(module, new)
     rewritten.meta.update(module.meta)

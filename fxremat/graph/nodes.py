@@ -23,6 +23,9 @@ from fxremat.graph.region import Order, order_of
 from fxremat.graph.replays import replay
 
 MIRROR = "fxremat_mirror_of"  # key in a mirror's fx meta: the name of the node that it computes again
+STEP = (
+    "fxremat_step"  # key in the fx meta of a rewritten graph's nodes: the step of the schedule that each is
+)
 
 
 class Phase(enum.Enum):

@@ -5,24 +5,31 @@ Rules 4, 5, 7 and 8 of ``fusion.py``, for kernels whose place in time is known. 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from fxremat.graph.loops import Kind
 from fxremat.inductor.concatenation import convolution_copies, held_operands
+from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
 from fxremat.inductor.kernels import Kernel, depends_on
 from fxremat.inductor.layout import channels_last, input_copies
 from fxremat.inductor.pooling import scatter_buffers
+from fxremat.inductor.shown import State
 from fxremat.inductor.timing import Timing
 from fxremat.memory.lowering import Lowering
 
 
 def buffers(grouping: Grouping, timing: Timing) -> Lowering:
     """The lowering of a schedule whose kernels are known, and when they run."""
-    return _Buffers(grouping, timing).lowering()
+    return Buffers(grouping, timing).lowering()
 
 
-class _Buffers:
+def _place(kernel: Kernel) -> int:
+    return kernel.runs_at
+
+
+class Buffers:
     """The buffers of one schedule."""
 
     def __init__(self, grouping: Grouping, timing: Timing) -> None:
@@ -45,6 +52,7 @@ class _Buffers:
             *self._reuses(is_stored),
             *((first and at[first], at[last], size) for first, last, size in copied),
             *copies,
+            *self._copies_shown(),
             *self._parts(),
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
         ]
@@ -61,6 +69,8 @@ class _Buffers:
             return False
         if kind is Kind.KERNEL or self.inlining.pinned[step] or step in self.grouping.feeders:
             return True
+        if step in self.inlining.states:
+            return self.inlining.states[step] is State.STORED
         kernel = self.kernels[step]
         if self.inlining.loops[step].is_draw and kernel is not None and self._reduces_rows(kernel):
             return True
@@ -73,8 +83,23 @@ class _Buffers:
     # -- what takes the place of another
 
     def _reuses(self, is_stored: Sequence[bool]) -> Iterable[tuple[int, int, int]]:
-        """A buffer of a loop may take the place of one of equal size that its kernel reads last."""
+        """What is saved by buffers that take the place of others."""
+        for step in self.replaced(is_stored):
+            place = self.timing.runs_at[step]
+            yield place, place, -self.graph.node_bytes(self.binding.nodes[step])
+
+    def replaced(self, is_stored: Sequence[bool]) -> dict[int, int]:
+        """A buffer of a loop may take the place of one of equal size that its kernel reads last.
+
+        Args:
+            is_stored: For each step, whether it has a buffer.
+
+        Returns:
+            For the steps of such buffers, the steps of those whose place they take.
+        """
         outputs = {self.inlining.bases[step] for step in self.binding.outputs}
+        never = facts(self.graph).shown.never_of(self.binding, self.inlining.readers)
+        found: dict[int, int] = {}
         taken: set[int] = set()
         for step, kernel in enumerate(self.kernels):
             if kernel is None or not kernel.is_loop or not is_stored[step]:
@@ -85,10 +110,12 @@ class _Buffers:
                 is_fixed = leaf in taken or leaf in outputs or leaf in self.grouping.feeders
                 if not fits or is_fixed or not self._reads_last(step, leaf):
                     continue
-                if self.timing.read_until[step] == kernel.runs_at:
+                is_own = self.timing.read_until[step] == kernel.runs_at
+                if is_own and self.binding.nodes[leaf] not in never.get(step, ()):
                     taken.add(leaf)
-                    yield kernel.runs_at, kernel.runs_at, -size
+                    found[step] = leaf
                     break
+        return found
 
     def _reads_last(self, step: int, leaf: int) -> bool:
         """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""
@@ -132,6 +159,17 @@ class _Buffers:
     def _feeds_kernel(self, step: int) -> bool:
         """Whether an external kernel reads a value."""
         return any(self.inlining.kinds[reader] is Kind.KERNEL for reader in self.inlining.readers[step])
+
+    def _copies_shown(self) -> Iterable[tuple[int, int, int]]:
+        """The copies that external kernels are known to get, from the loops right before them on."""
+        copies = facts(self.graph).shown.copies_of(self.binding, self.inlining.readers)
+        runs_at = self.timing.runs_at
+        kernels: list[Kernel] = []
+        for step, reader, size in copies:
+            kernels = kernels or sorted({each for each in self.kernels if each is not None}, key=_place)
+            before = bisect_left(kernels, runs_at[reader], key=_place) - 1
+            place = kernels[before].runs_at if kernels[before].is_loop else runs_at[reader]
+            yield max(runs_at[step], place), runs_at[reader], size
 
     def _parts(self) -> Iterable[tuple[int, int, int]]:
         """The copies of parts of inlined values that convolutions read."""

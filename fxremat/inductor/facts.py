@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
+from fxremat.inductor.shown import NOTHING, Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Facts:
             where the input lies so itself.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
             they are and by the number of its steps (``layout.py``).
+        shown: What plans that were lowered have shown.
     """
 
     kinds: tuple[Kind, ...]
@@ -35,6 +37,7 @@ class Facts:
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
+    shown: Shown = NOTHING
 
 
 _known: weakref.WeakKeyDictionary[JointGraph, Facts] = weakref.WeakKeyDictionary()
@@ -46,6 +49,18 @@ def facts(graph: JointGraph) -> Facts:
     if found is None:
         found = _known[graph] = _facts(graph)
     return found
+
+
+def informed(graph: JointGraph, shown: Shown) -> JointGraph:
+    """The graph, known as it was shown to be."""
+    copy = replace(graph)
+    _known[copy] = replace(facts(graph), shown=shown)
+    return copy
+
+
+def like(graph: JointGraph, other: JointGraph) -> JointGraph:
+    """The graph with what is known of another trace of it."""
+    return informed(graph, facts(other).shown)
 
 
 def _facts(graph: JointGraph) -> Facts:

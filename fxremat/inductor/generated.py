@@ -71,10 +71,12 @@ class CodeMemory:
     Attributes:
         peak_bytes: The most bytes that it holds at once, above the parameters and the batch.
         given: What the code of the backward will not say.
+        replaced: For buffers that take the place of another, that one, by their names.
     """
 
     peak_bytes: int
     given: Handed
+    replaced: Mapping[str, str]
 
 
 def read(code: GeneratedCode, given: Handed) -> CodeMemory | None:
@@ -94,7 +96,7 @@ def read(code: GeneratedCode, given: Handed) -> CodeMemory | None:
     run = _Run(code, given, _parts(statements))
     for statement in statements:
         run.take(statement)
-    return CodeMemory(run.peak_bytes, run.given)
+    return CodeMemory(run.peak_bytes, run.given, run.replaced)
 
 
 def _body(text: str) -> Sequence[ast.stmt] | None:
@@ -137,6 +139,7 @@ class _Run:
         self.code = code
         self.given = given
         self.parts = parts
+        self.replaced: dict[str, str] = {}
         self.items: dict[str, Sequence[int]] = {}  # the pieces of returned items that have no name yet
         self.pieces: dict[str, list[int]] = {}  # that each name refers to
         self.references: dict[int, int] = {}  # how many to each piece
@@ -173,6 +176,7 @@ class _Run:
         if name in self.items:
             self._refer(name, self.items.pop(name))
         elif source is not None:
+            self.replaced[name] = source
             self._refer(name, self.pieces.get(source, ()))
         elif isinstance(value, ast.Call):
             self._call(name, value)

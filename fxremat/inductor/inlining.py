@@ -15,6 +15,7 @@ from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
 from fxremat.inductor.operations import MOST, Operations
 from fxremat.inductor.products import summed_products
+from fxremat.inductor.shown import State
 
 # Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
 MAX_READS_WHEN_REUSED = 4
@@ -32,6 +33,7 @@ class Inlining:
             the product is none.
         bases: For each step, that whose buffer its value looks at.
         readers: For each step, those that read its buffer, views looked through.
+        states: For steps of which it was shown, what becomes of their values.
         parts_read: For convolutions, the views through which they read parts of values.
         pinned: For each step, whether the backward or the caller needs its value.
         leaves: For each step, the realized steps that computing it reads.
@@ -49,6 +51,7 @@ class Inlining:
         self.kinds = [loop.kind for loop in self.loops]
         self.bases = viewed(graph, binding)
         self.readers = readers(graph, binding, self.bases)
+        self.states = facts(graph).shown.states_of(binding, self.readers)
         self.parts_read = parts_read(graph, binding, self.bases)
         outputs = {self.bases[step] for step in binding.outputs}
         self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
@@ -116,7 +119,11 @@ class Inlining:
         kind, loop = self.kinds[step], self.loops[step]
         if kind is Kind.VIEW or step in self._products:
             return False
-        if kind is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
+        if kind is not Kind.POINTWISE or self.pinned[step]:
+            return True
+        if step in self.states:
+            return self.states[step] is not State.INLINED
+        if self.is_dear[step]:
             return True
         if loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
             return True

@@ -1,0 +1,207 @@
+"""What code has shown: it makes predictions right, of its own plan and of others, and finds lower plans."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.async_compile import AsyncCompile
+
+import fxremat
+from fxremat._torch.compilers import GeneratedCode
+from fxremat.driver import compilation
+from fxremat.driver.compilation import Compilation
+from fxremat.driver.pipeline import Choice
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Schedule, bind
+from fxremat.inductor.facts import facts, informed, like
+from fxremat.inductor.generated import CodeMemory, Handed, read
+from fxremat.inductor.learning import learn
+from fxremat.inductor.shown import NOTHING, Shown, Spot, State
+from fxremat.predict.models import INDUCTOR
+
+# --- Spots ------------------------------------------------------------------------------------------------
+
+
+def chain() -> JointGraph:
+    """Two values, of which the gradient reads the first."""
+    return JointGraph.from_mappings(
+        {"x": (), "a": ["x"], "b": ["a"], "db": ["b"], "da": ["db", "a"]},
+        {"a": 4, "b": 2, "db": 2, "da": 4},
+        backward=["db", "da"],
+        backward_outputs=["da"],
+    )
+
+
+def readers_of(schedule: Schedule) -> list[list[int]]:
+    """For each step, those that read it."""
+    reads = bind(chain(), schedule).reads
+    return [[step for step, read in enumerate(reads) if of in read] for of in range(len(reads))]
+
+
+def test_what_is_known_holds_where_the_same_nodes_read_a_value() -> None:
+    """Be it computed again or not; and nowhere else."""
+    kept, again = Schedule(("a", "b", "db", "da")), Schedule(("a", "b", "db", "a", "da"))
+    at = Spot(1, False, (2,))
+    shown = Shown({at: State.STORED}, {(Spot(1, True, (4,)), 4): 16}, {at: frozenset({0})})
+    binding, readers = bind(chain(), kept), readers_of(kept)
+    assert not shown.states_of(binding, readers) and not list(shown.copies_of(binding, readers))
+    assert not any(shown.never_of(binding, readers).values())
+    binding, readers = bind(chain(), again), readers_of(again)
+    assert shown.states_of(binding, readers) == {0: State.STORED}
+    assert list(shown.copies_of(binding, readers)) == [(3, 4, 16)]
+    assert shown.never_of(binding, readers)[0] == {0}
+
+
+def test_a_state_of_its_own_comes_before_that_of_the_other_run() -> None:
+    """A value that is computed again may become something else."""
+    schedule = Schedule(("a", "b", "db", "a", "da"))
+    binding, readers = bind(chain(), schedule), readers_of(schedule)
+    spots = {Spot(1, True, (4,)): State.INLINED, Spot(1, False, (4,)): State.STORED}
+    assert Shown(spots).states_of(binding, readers) == {3: State.INLINED}
+
+
+# --- Learning ---------------------------------------------------------------------------------------------
+
+
+class Gates(nn.Module):
+    """Convolutions whose inputs their gradients read in another layout than gates do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(4))
+        self.mixes = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, mix, norm in zip(self.layers, self.mixes, self.norms, strict=True):
+            x = x + mix(torch.sigmoid(norm(layer(x))))
+        return x.square().mean()
+
+
+class Softmax(nn.Module):
+    """Sums of rows under bfloat16, whose summands a CPU keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.softmax(layer(x).float(), -1).bfloat16()
+        return x.float().square().mean()
+
+
+NETWORKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype]] = [
+    (Gates, (2, 8, 32, 32), torch.float32),
+    (Softmax, (256, 64), torch.bfloat16),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Loops do nothing, so that no C++ compiler runs."""
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args, **kwargs: lambda *inputs: None)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(number: int, budget: Any) -> fxremat.Report:
+    """The report of a network under a budget."""
+    make, shape, dtype = NETWORKS[number]
+    module = make().to(dtype)
+    options = {"budget": budget, "scope": "graph", "fx_graph_cache": False, "time_limit_seconds": 0.5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(module, backend="fxremat", options=options)(torch.ones(shape, dtype=dtype)).backward()
+    return fxremat.reports()[-1]
+
+
+class Seen:
+    """What a compilation has learnt from, plan by plan: the choice, its codes, and what became of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plans: list[tuple[Choice, list[tuple[GeneratedCode, CodeMemory]]]] = []
+        usual = Compilation._compare
+
+        def compare(this: Compilation, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
+            if is_whole:
+                self.plans.append((choice, list(this._codes)))
+            usual(this, choice, peak_bytes, is_whole)
+
+        monkeypatch.setattr(Compilation, "_compare", compare)
+
+
+def error(graph: JointGraph, schedule: Schedule, code: CodeMemory) -> float:
+    """By how much of it a backward's code is off its prediction."""
+    profile = INDUCTOR.profile(graph, schedule)
+    return abs(int(profile.live_bytes[profile.boundary :].max()) / code.peak_bytes - 1)
+
+
+@pytest.mark.parametrize("number", range(len(NETWORKS)))
+def test_predictions_get_right(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a plan from its own code, and that of other plans from code without a budget."""
+    seen = Seen(monkeypatch)
+    compiled(number, None)
+    (default, codes), *_ = seen.plans
+    compiled(number, "min")
+    (least, least_codes), *_ = seen.plans[1:]
+    graph, schedule = least.problem.graph, least.solution.schedule
+    backward = least_codes[-1][1]
+    before = error(graph, schedule, backward)
+    own = learn(graph, bind(graph, schedule), least_codes)
+    assert error(own, schedule, backward) <= min(0.02, before)
+    taught = learn(default.problem.graph, bind(default.problem.graph, default.solution.schedule), codes)
+    assert error(like(graph, taught), schedule, backward) <= before
+
+
+def test_what_explains_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code whose peak is as it was predicted teaches nothing."""
+    seen = Seen(monkeypatch)
+    compiled(0, None)
+    (choice, codes), *_ = seen.plans
+    graph, binding = choice.problem.graph, bind(choice.problem.graph, choice.solution.schedule)
+    live = INDUCTOR.profile(graph, choice.solution.schedule).live_bytes
+    parts = live[: binding.boundary], live[binding.boundary :]
+    as_told = [
+        (code, replace(memory, peak_bytes=int(part.max())))
+        for (code, memory), part in zip(codes, parts, strict=True)
+    ]
+    assert learn(graph, binding, as_told) is graph
+    assert facts(informed(graph, NOTHING)).shown == NOTHING
+
+
+# --- Plans ------------------------------------------------------------------------------------------------
+
+
+def test_the_least_memory_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all plans that were looked at, the one stays whose code holds the least."""
+    seen = Seen(monkeypatch)
+    report = compiled(1, "min")
+    peaks = [max(memory.peak_bytes for _, memory in codes) for _, codes in seen.plans]
+    assert report.lowered_peak_bytes == min(peaks) < peaks[0]
+
+
+def test_a_budget_is_found_again_with_what_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget stays the part of the peak that was predicted first."""
+    first: list[int | None] = []
+
+    def more(given: GeneratedCode, held: Handed) -> CodeMemory | None:
+        found = read(given, held)
+        if found is not None and not first:
+            found = replace(found, peak_bytes=2 * found.peak_bytes)
+        first.append(None)
+        return found
+
+    plain = compiled(1, 0.8)
+    torch._dynamo.reset()
+    monkeypatch.setattr(compilation, "read", more)
+    report = compiled(1, 0.8)
+    assert report.budget_bytes == plain.budget_bytes and report.lowered_peak_bytes is not None
+    assert report.budget_bytes is not None and report.lowered_peak_bytes <= report.budget_bytes
