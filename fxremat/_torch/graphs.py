@@ -1,9 +1,9 @@
 """The door to private torch names of graphs: what a node of a joint graph stands for, and its sizes.
 
 The other doors are ``partitioners.py`` to the steps of PyTorch's partitioners, ``compilers.py`` to
-AOTAutograd and Inductor, ``autograd.py`` to the autograd engine, and ``profilers.py``. What is changed of
-torch stands in ``patches.py``. Supported: torch 2.11 to 2.15. A keyword that a version lacks is filtered by
-its signature, so the rest of the package never asks for a version.
+AOTAutograd and Inductor, ``lowered.py`` to what Inductor has made of a graph, ``autograd.py`` to the autograd
+engine, and ``profilers.py``. What is changed of torch stands in ``patches.py``. Supported: torch 2.11 to 2.15.
+A keyword that a version lacks is filtered by its signature, so the rest of the package never asks for a version.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from typing import NoReturn
 
 from torch import fx
 
-from fxremat._torch import compilers, partitioners
+from fxremat._torch import partitioners
+from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver.cache import Outcome
 from fxremat.driver.options import Options
 from fxremat.driver.pipeline import Choice, rewritten, split
@@ -84,7 +85,7 @@ class Compilation:
         self.is_compiled = False
         self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
         self._tried: set[Schedule] = set()  # what was compiled
-        self._codes: list[tuple[compilers.GeneratedCode, CodeMemory]] = []  # of the plan that was split last
+        self._codes: list[tuple[GeneratedCode, CodeMemory]] = []  # of the plan that was split last
         self._taught: JointGraph | None = None  # with all that code has shown
         self._lowest: tuple[int, Choice] | None = None  # the least peak of any code, and its plan
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
@@ -163,7 +164,7 @@ class Compilation:
             self._fall_back(reason)
         self.reports += (replace(report, graph_name=self.name, from_cache=True) for report in outcome.reports)
 
-    def take_code(self, code: compilers.GeneratedCode) -> None:
+    def take_code(self, code: GeneratedCode) -> None:
         """Hold the code of one of the two graphs against the budget.
 
         Raises:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from fxremat._torch.compilers import GeneratedCode
+from fxremat._torch.lowered import GeneratedCode
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import MIRROR
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fxremat._torch.compilers import GeneratedCode, LoweredOperation
+from fxremat._torch.lowered import GeneratedCode, LoweredOperation
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.nodes import STEP

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._inductor.async_compile import AsyncCompile
 
 import fxremat
-from fxremat._torch.compilers import GeneratedCode
+from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver import compilation
 from fxremat.driver.compilation import Compilation
 from fxremat.driver.pipeline import Choice

@@ -19,7 +19,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
 
 import fxremat
-from fxremat._torch.compilers import GeneratedCode
+from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver import compilation, pipeline
 from fxremat.driver.pipeline import planned
 from fxremat.graph.schedule import bind
