@@ -2,8 +2,9 @@
 
 The other doors are ``partitioners.py`` to the steps of PyTorch's partitioners, ``compilers.py`` to
 AOTAutograd and Inductor, ``lowered.py`` to what Inductor has made of a graph, ``autograd.py`` to the autograd
-engine, and ``profilers.py``. What is changed of torch stands in ``patches.py``. Supported: torch 2.11 to 2.15.
-A keyword that a version lacks is filtered by its signature, so the rest of the package never asks for a version.
+engine, and ``profilers.py``. What is changed of torch stands in ``patches.py``. Supported: torch 2.11 to
+2.15. A keyword that a version lacks is filtered by its signature, so the rest of the package never asks for a
+version.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ read in this order:
 
     fusion           the rules that are modelled, and the stages: from a resolved schedule to its ``Lowering``
       facts          what is known of the graph's operators, whatever the schedule
+        shown        what the code of other schedules has shown of its values
       segments       which recomputed steps may be fused, and which wait
       inlining       which values are computed inside of their readers; the others are *realized*
         operations   how many a loop takes
@@ -15,8 +16,9 @@ read in this order:
       buffers        which values get a buffer, which take the place of another, and what is copied
         layout, concatenation, pooling      three operators with ways of their own
 
-Two modules have to do with Inductor itself:
+Three modules have to do with Inductor itself:
 
     order            what holds it to the plan's order: control dependencies, and marks of segments
     generated        what its code allocates, once it is there
+    learning         what the code shows where the prediction errs
 """

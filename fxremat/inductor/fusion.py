@@ -36,7 +36,8 @@ On a CPU three more:
 A value of pooling may be computed again where it is read, and its gradient may be a scatter (``pooling.py``).
 
 This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, not loop indices. How far
-it is off is a tested figure (docs/limits). Linear in steps and reads.
+it is off is a tested figure (docs/limits). What code has shown of a value goes before the rules
+(``shown.py``). Linear in steps and reads.
 """
 
 from __future__ import annotations
