@@ -45,7 +45,8 @@ def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("layers", "outputs"), [(100, 20), pytest.param(1000, 30, marks=pytest.mark.slow, id="1000-30")]
+    ("layers", "outputs"),
+    [(40, 20), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((100, 20), (1000, 30)))],
 )
 def test_a_deep_chain_trains_within_a_few_outputs(layers: int, outputs: int) -> None:
     """The measured peak is within the budget, gradients of all weights included, and no bit is different."""

@@ -100,7 +100,9 @@ def test_the_predicted_peak_is_measured(
     without_gradients(model)
     compiled = tuple(splits)
     assert len(compiled) == len({(call.graph_name, call.plan) for call in ahead.calls})
-    (after,) = [each for each in fxremat.steps() if each.calls == ahead.calls]
+    *_, after = [
+        each for each in fxremat.steps() if each.calls == ahead.calls
+    ]  # others may have such calls, too
     assert after.measured_plans_peak_bytes == ahead.peak_bytes
     assert ahead.budget_bytes is not None and ahead.peak_bytes <= ahead.budget_bytes + 512
     step()

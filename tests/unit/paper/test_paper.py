@@ -180,6 +180,7 @@ def test_strategies_stand_in_the_papers_order() -> None:
     assert "drop bn-relu" not in {each.name for each in strategies.strategies_for(convolutional=False)}
 
 
+@pytest.mark.slow
 def test_each_strategy_takes_less_than_the_one_before() -> None:
     """none > in place > sharing > sublinear >= auto in bytes; recomputation takes time."""
     graph = lstm_graph(steps=6)

@@ -383,7 +383,7 @@ def test_auto_is_no_worse_than_any_other_planner(name: str) -> None:
 
 
 SLOW = ["none", "inplace"]
-LARGE = ("lstm", "encoder_decoder")
+LARGE = ("lstm", "encoder_decoder", "densenet")
 
 
 @pytest.mark.parametrize(
