@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fxremat
-from fxremat.cli import command
+from fxremat.cli import parser
 from fxremat.driver.options import COMPILERS, ON_ERROR, OWN, Options
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_names_exist(page: str) -> None:
 def test_commands_exist(page: str) -> None:
     """Whatever a page types after ``$ fxremat`` is a command with those options."""
     for line in re.findall(r"^\$ (?:.*&& )?fxremat (.*)$", PAGES[page], re.MULTILINE):
-        assert command._parser().parse_args(shlex.split(line)).command is not None
+        assert parser.parser().parse_args(shlex.split(line)).command is not None
 
 
 def test_readme_links_lead_somewhere() -> None:

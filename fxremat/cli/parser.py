@@ -1,0 +1,126 @@
+"""The grammar of the command line: its commands, what each takes, and what they say of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_ROWS = 20  # of a report's table, unless told otherwise
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; what is parsed has the command's name as ``command``, None where there is none."""
+    found = argparse.ArgumentParser(
+        "fxremat", description="Train the same model in a fraction of the memory."
+    )
+    found.add_argument("--version", action="store_true", help="print the version and exit")
+    found.set_defaults(command=None)
+    commands = found.add_subparsers(title="commands", metavar="COMMAND")
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="show the traceback of every error")
+    asked = argparse.ArgumentParser(add_help=False, parents=[debug])
+    _add_model_options(asked)
+
+    demo = commands.add_parser("demo", parents=[debug], help="train a small model with fxremat and without")
+    demo.add_argument("--steps", type=int, default=20, help="training steps per setting (default: 20)")
+    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    demo.set_defaults(command="demo")
+
+    plan = commands.add_parser("plan", parents=[debug], help="print a model's plan, compiling nothing")
+    plan.add_argument(
+        "--step",
+        metavar="STEP",
+        help="in place of MODEL: package.module:function or path/to/file.py:function; the function takes no "
+        "arguments, compiles its models with backend='fxremat' and a budget, and returns a function that "
+        "runs forward, loss and backward",
+    )
+    _add_model_options(plan, is_model_needed=False)
+    plan.set_defaults(command="plan")
+
+    frontier = commands.add_parser(
+        "frontier", parents=[asked], help="print all peaks and times to choose from, compiling nothing"
+    )
+    frontier.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it, as PNG and as SVG")
+    frontier.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE.json",
+        help="measured points to draw upon it (see bench/frontier.md)",
+    )
+    frontier.set_defaults(command="frontier")
+
+    explain = commands.add_parser(
+        "explain", parents=[asked], help="compile a model, take a training step, print what was done"
+    )
+    explain.add_argument("--measure", action="store_true", help="also measure the peak, and that of eager")
+    explain.set_defaults(command="explain")
+
+    calibrate = commands.add_parser(
+        "calibrate", parents=[debug], help="print this machine's rates, which are measured once and kept"
+    )
+    calibrate.add_argument("--again", action="store_true", help="forget all that was measured, and measure")
+    calibrate.set_defaults(command="calibrate")
+    _add_paper(commands, debug)
+    return found
+
+
+def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:
+    paper = commands.add_parser("paper", parents=[debug], help="make a figure of Chen et al. 2016 again")
+    figures = "5: ResNet, memory against layers; 6: LSTM, memory against steps; 7: extra time of both"
+    paper.add_argument("--figure", type=int, choices=(5, 6, 7), required=True, help=figures)
+    paper.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE as JSON")
+    paper.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it, as FILE.png and FILE.svg")
+    size = paper.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="small networks, done in seconds")
+    size.add_argument(
+        "--full", action="store_true", help="up to 1024 steps of the LSTM, for some minutes more"
+    )
+    paper.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where figure 7 is measured (default: cuda where there is one)",
+    )
+    paper.set_defaults(command="paper")
+
+
+def _add_model_options(parser: argparse.ArgumentParser, is_model_needed: bool = True) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs=None if is_model_needed else "?",
+        help="package.module:function or path/to/file.py:function; the function takes no arguments and "
+        "returns (model, args) or (model, args, loss)",
+    )
+    parser.add_argument(
+        "--budget",
+        help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, or min "
+        "(default: no more memory and time than without fxremat)",
+    )
+    parser.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")
+    parser.add_argument("--cost", choices=("roofline", "measured"), default="roofline")
+    parser.add_argument("--compiler", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument(
+        "--no-inplace",
+        dest="inplace",
+        action="store_false",
+        help="with --compiler eager: no result is written over an operand, as planner exact needs it",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="CARD",
+        help="plan for a card that is not there, such as h100 or a100-40gb: the model runs on fake tensors, "
+        "which take no memory",
+    )
+    parser.add_argument("--rows", type=_rows, default=_ROWS, help=f"rows of the table (default: {_ROWS})")
+    parser.add_argument("--all", action="store_true", help="all rows of the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
+
+
+def _rows(text: str) -> int:
+    """How many rows of a table are wanted."""
+    if not text.isdecimal() or len(text) > 9 or int(text) == 0:
+        raise argparse.ArgumentTypeError(
+            f"got {text[:80]!r}, expected a number from 1; --all prints all rows"
+        )
+    return int(text)
