@@ -69,12 +69,17 @@ def scratch_bytes(
     return tuple(known.get(node.name, 0) for node in graph.nodes)
 
 
-def seconds(graph: JointGraph) -> dict[str, float]:
-    """Seconds of each node that could be run alone, by name; from the ledger where they are known already."""
+def seconds(graph: JointGraph, wanted: Collection[int]) -> dict[str, float]:
+    """Seconds of the wanted nodes that could be run alone, by name; from the ledger where they are known.
+
+    Args:
+        graph: The graph.
+        wanted: Places of its nodes.
+    """
     found: dict[str, float] = {}
     if profilers.is_profiling():  # what were timed is the profiler
         return found
-    for device, nodes in _by_device(graph).items():
+    for device, nodes in _by_device(graph, frozenset(wanted)).items():
         book = ledger.open_ledger(facts(device))
         keys = [signature(node) for node in nodes]
         if any(book.first(key, positive) is None for key in keys):
@@ -94,9 +99,9 @@ def seconds(graph: JointGraph) -> dict[str, float]:
     return found
 
 
-def _by_device(graph: JointGraph) -> dict[torch.device, list[fx.Node]]:
+def _by_device(graph: JointGraph, wanted: Collection[int]) -> dict[torch.device, list[fx.Node]]:
     found: dict[torch.device, list[fx.Node]] = {}
-    for node in _runnable(graph):
+    for node in _runnable(graph, wanted):
         found.setdefault(_device(node), []).append(node)
     return found
 
@@ -163,8 +168,10 @@ def _sizes(sizes: Iterable[int]) -> list[int | None]:
     return [graphs.hint(size) for size in sizes]
 
 
-def _runnable(graph: JointGraph) -> Iterable[fx.Node]:
+def _runnable(graph: JointGraph, wanted: Collection[int] | None = None) -> Iterable[fx.Node]:
     for index, node in enumerate(graph.fx_nodes):
+        if wanted is not None and index not in wanted:
+            continue
         if index < graph.num_inputs or loops.kind(node) is loops.Kind.VIEW or graphs.is_symbolic(node):
             continue
         if ops.packet(node) in _TRUSTING:

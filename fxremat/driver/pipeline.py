@@ -69,7 +69,7 @@ def make_problem(
         assert graph.module is not None
         return partitioners.min_cut_saved(graph.module, len(graph.forward_outputs), static_inputs)
 
-    return Problem(graph, costs(graph, cost), memory.name, min_cut_saved, limit)
+    return Problem(graph, costs(graph, cost, memory.on(graph).fuses), memory.name, min_cut_saved, limit)
 
 
 def with_scratch_bytes(graph: JointGraph, memory: MemoryModel) -> JointGraph:

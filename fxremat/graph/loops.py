@@ -95,6 +95,9 @@ class Kind(enum.Enum):
     KERNEL = "kernel"
 
 
+LOOPS = (Kind.POINTWISE, Kind.REDUCTION)
+
+
 class Reduction(NamedTuple):
     """The sizes of a reduction.
 

@@ -6,7 +6,8 @@ its reader costs its arithmetic alone. Costs may also be measured on the machine
 
 A plan is chosen by ratios of these seconds, not by their sizes. The rates of the roofline are those of the
 node's own device (``device/rates.py``). Measured are the seconds of each operator alone; where that can't be
-had, the roofline's stand in for them, and ``Costs.untimed`` counts such nodes.
+had, the roofline's stand in for them, and ``Costs.untimed`` counts such nodes. Under a compiler that fuses,
+loops are not run alone: theirs are the roofline's, and the external kernels' are measured.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class Costs:
     """Seconds of each node, split by what fusion can save.
 
     Attributes:
-        fixed: Seconds that every run of the node takes: its arithmetic beyond its traffic, and the launch.
-        write: Seconds to write its result; saved where the result is not materialised.
+        fixed: Seconds that every run of the node takes: its arithmetic beyond its traffic, and the launch of
+            an external kernel.
+        write: Seconds to write its result, and to launch a loop that does; saved where the result is not
+            materialised.
         read: Seconds to read its result once; saved where the result is not materialised.
         is_view: Nodes that run no kernel.
         untimed: Nodes whose seconds are the roofline's although measured ones were asked for.
@@ -58,12 +61,13 @@ class Costs:
         return self.fixed[index] + self.write[index] + reads
 
 
-def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Costs:
+def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline", fuses: bool = False) -> Costs:
     """The costs of a graph's nodes.
 
     Args:
         graph: The graph.
         cost: ``"roofline"``, ``"measured"``, or seconds by node name (absent names take none).
+        fuses: Whether loops are fused by a compiler, so that no measurement of one alone says what it takes.
 
     Raises:
         InvalidOptionError: Another cost is named, a node that the graph does not have, or no seconds.
@@ -73,7 +77,7 @@ def costs(graph: JointGraph, cost: str | Mapping[str, float] = "roofline") -> Co
         return _given(graph, _of_nodes(graph, cost))
     if graph.module is None:
         return _given(graph, graph.given_seconds)
-    return _measured(graph) if cost == "measured" else roofline(graph)
+    return _measured(graph, fuses) if cost == "measured" else roofline(graph)
 
 
 def check_cost(cost: object) -> str | dict[str, float]:
@@ -125,14 +129,24 @@ def _given(graph: JointGraph, seconds_of: Mapping[str, float]) -> Costs:
     return Costs(fixed, none, none, (False,) * len(fixed))
 
 
-def _measured(graph: JointGraph) -> Costs:
-    estimated, timed = roofline(graph), calibrate.seconds(graph)
-    untimed = {
-        node.name: estimated.of_node(graph, index)
-        for index, node in enumerate(graph.nodes)
-        if not estimated.is_view[index] and node.name not in timed
-    }
-    return replace(_given(graph, {**timed, **untimed}), untimed=len(untimed))
+def _measured(graph: JointGraph, fuses: bool) -> Costs:
+    estimated = roofline(graph)
+    wanted = [
+        index
+        for index, loop in enumerate(graph.loops)
+        if not estimated.is_view[index] and not (fuses and loop.kind in loops.LOOPS)
+    ]
+    timed = calibrate.seconds(graph, wanted)
+    untimed = sum(graph.nodes[index].name not in timed for index in wanted)
+    whole = [timed.get(node.name, estimated.of_node(graph, index)) for index, node in enumerate(graph.nodes)]
+    if not fuses:
+        seconds_of = {node.name: taken for node, taken in zip(graph.nodes, whole, strict=True)}
+        return replace(_given(graph, seconds_of), untimed=untimed)
+    fixed = list(estimated.fixed)
+    for index in wanted:
+        traffic = estimated.of_node(graph, index) - estimated.fixed[index]
+        fixed[index] = max(0.0, whole[index] - traffic)
+    return replace(estimated, fixed=tuple(fixed), untimed=untimed)
 
 
 def roofline(graph: JointGraph, known: Rates | None = None) -> Costs:
@@ -146,8 +160,9 @@ def roofline(graph: JointGraph, known: Rates | None = None) -> Costs:
         view = index < graph.num_inputs or is_number or graph.loops[index].kind is loops.Kind.VIEW
         is_view.append(view)
         read.append(traffic)
-        write.append(0.0 if view else traffic)
-        fixed.append(0.0 if view else _fixed_seconds(node, own))
+        launch = own.launch_seconds if graph.loops[index].kind in loops.LOOPS else 0.0
+        write.append(0.0 if view else traffic + launch)
+        fixed.append(0.0 if view else _fixed_seconds(node, own) - launch)
     return Costs(tuple(fixed), tuple(write), tuple(read), tuple(is_view))
 
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 from fxremat import given
 from fxremat.device import calibrate
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import Kind
+from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
 from fxremat.memory.inplace import overwrites
@@ -31,8 +31,6 @@ from fxremat.predict.cost import Costs
 
 # Of a budget under Inductor: how far a peak may exceed the predicted one before the graph is planned again.
 INDUCTOR_MARGIN, INDUCTOR_MARGIN_ON_CPU = 0.1, 0.03
-
-_LOOPS = (Kind.POINTWISE, Kind.REDUCTION)
 
 
 class MemoryModel(abc.ABC):
@@ -138,7 +136,7 @@ class Inductor(MemoryModel):
 
     def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
         """Loops have none, for they run in registers, and convolutions work channels last."""
-        return calibrate.scratch_bytes(graph, in_registers=_LOOPS, channels_last=True)
+        return calibrate.scratch_bytes(graph, in_registers=LOOPS, channels_last=True)
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""
@@ -146,7 +144,7 @@ class Inductor(MemoryModel):
 
     def may_overwrite(self, graph: JointGraph, node: int) -> bool:
         """Loops write over what they read last; external kernels don't."""
-        return graph.loops[node].kind in _LOOPS
+        return graph.loops[node].kind in LOOPS
 
 
 EVERY_VALUE = EveryValue()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import Kind
+from fxremat.graph.loops import LOOPS
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule
 from fxremat.predict.cost import Costs
@@ -31,7 +31,6 @@ from fxremat.predict.models import EVERY_VALUE, MemoryModel
 from fxremat.search.flat import Flat, Integers, Ragged
 
 UNLIMITED = 1 << 30
-LOOPS = (Kind.POINTWISE, Kind.REDUCTION)
 
 
 @dataclass(frozen=True, slots=True)
