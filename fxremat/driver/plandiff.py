@@ -155,7 +155,7 @@ def _changes(before: GraphPlan, after: GraphPlan) -> Iterable[Change]:
     first, second = ({value.name: value for value in plan.values} for plan in (before, after))
     groups: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys((*first, *second)):
-        value = first.get(name) or second[name]
+        value = max((each[name] for each in (first, second) if name in each), key=_has_place)
         states = tuple(_state(each.get(name)) for each in (first, second))
         if states[0] != states[1]:
             place = (repeated(value.module), value.operator, value.source)
@@ -183,6 +183,11 @@ def _state(value: Value | None) -> str:
     times = "" if value.recomputed == 1 else f" {value.recomputed} times"
     parts = ["kept"] * (value.saved_bytes > 0) + [f"recomputed{times}"] * (value.recomputed > 0)
     return ", ".join(parts) or "-"
+
+
+def _has_place(value: Value) -> bool:
+    """Whether it is known where in the model a value comes from: not of a graph that was captured."""
+    return bool(value.module or value.source)
 
 
 def _kept(value: Value) -> int:

@@ -138,6 +138,10 @@ class PlanFile:
     def __repr__(self) -> str:
         return f"PlanFile({self.key})"
 
+    def __reduce__(self) -> tuple[type[PlanFile], tuple[Maker, tuple[GraphPlan, ...]]]:
+        """The same bytes wherever the file lies: caches pickle what a graph is compiled with."""
+        return PlanFile, (self.made_by, self.graphs)
+
     @property
     def has_budget(self) -> bool:
         """Whether a plan was made for a budget: kernels run in the order of plans then."""

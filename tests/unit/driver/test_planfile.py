@@ -70,6 +70,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert repr(loaded) == repr(PLANS)
     assert to_json(loaded) == TEXT == path.read_text("utf-8")
     assert pickle.loads(pickle.dumps(loaded)) == PLANS
+    assert pickle.dumps(loaded) == pickle.dumps(replace(loaded, path="elsewhere.json"))
 
 
 def test_the_plan_is_the_reports() -> None:
