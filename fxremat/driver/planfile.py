@@ -150,7 +150,7 @@ class PlanFile:
     @property
     def title(self) -> str:
         """What messages call it."""
-        return self.path or "the given plans"
+        return self.path or "those given"
 
     def find(self, graph: JointGraph, compiler: str = "") -> GraphPlan:
         """The plan for a graph.
@@ -170,10 +170,9 @@ class PlanFile:
         told = [(each, plan) for plan, each in differences if each is not None]
         least, nearest = min(told, key=lambda each: each[0].nodes)
         made_with = dict(nearest.options).get("compiler")
-        others = "" if compiler == made_with else f", planned for compiler={made_with!r}"
-        problem = (
-            f"{self.title} has no plan for this graph. It differs from {nearest.name!r}{others}: {least.text}"
-        )
+        others = "" if compiler in ("", made_with) else f", planned for compiler={made_with!r}"
+        which = f"{nearest.name!r}{others}"
+        problem = f"no plan of {self.title} is for this graph. It differs from {which}: {least.text}"
         where = graph.source(least.node) if least.node else ""
         problem += f" ({where})" if where else ""
         raise PlanMismatchError(graph.name, nearest.name, least.kind, least.node, problem)
@@ -185,7 +184,7 @@ def _plan_of(report: object) -> GraphPlan:
         raise InvalidOptionError("reports", f"got {shown(report)}, expected {_REPORTS}.")
     given = dict(report.made.options).get("plan")
     if given is not None:
-        raise InvalidOptionError("reports", f"the plan of {report.graph_name} is that of {given}: copy that.")
+        raise InvalidOptionError("reports", f"the plan of {report.graph_name} is one of {given}: copy that.")
     solution = report.solution
     plan = replace(
         solution,

@@ -150,7 +150,7 @@ class FromFile:
         """
         plan = self.plans.find(problem.graph, self.compiler)
         found = problem.check(problem.evaluate(plan.schedule_of(problem.graph), plan.solution.planner))
-        note = f"the plan is that of {self.plans.title}, made for {plan.device or 'a graph without a device'}"
+        note = f"the plan is one of {self.plans.title}, made for {plan.device or 'a graph without a device'}"
         choice = _choice(problem, replace(found, note=note))
         budget_bytes = resolve_budget(self.budget, choice.baseline.peak_bytes)
         if budget_bytes is not None and found.peak_bytes > budget_bytes:
@@ -159,7 +159,9 @@ class FromFile:
 
     def exceeded(self, budget_bytes: int, peak_bytes: int, name: str) -> InfeasibleBudgetError:
         """The error of a plan that takes more than the budget."""
-        note = f"that is what the plan of {self.plans.title} takes; without option 'plan' another is made"
+        note = (
+            f"that is what the plan takes, one of {self.plans.title}; without option 'plan' another is made"
+        )
         return InfeasibleBudgetError(budget_bytes, peak_bytes, name, note=note)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 from training import assert_same_outcome, compiled, outcome
 
 import fxremat
+from fxremat._torch.lowered import GeneratedCode
+from fxremat.driver import compilation
 from fxremat.errors import InfeasibleBudgetError, PlanMismatchError
+from fxremat.inductor.generated import CodeMemory, Handed, read
 
 
 class Attention(nn.Module):
@@ -191,11 +195,21 @@ def test_another_batch_is_refused_or_left_to_pytorch() -> None:
 
 
 def test_a_dynamic_graph_is_another_graph() -> None:
-    """It computes with sizes; a plan is for numbers."""
+    """It computes with sizes. Its own plan is for those that it was traced with, and runs for others."""
     model, x = layered()
     plans = made(layered, budget="min", compiler="eager")
     with pytest.raises(PlanMismatchError):
         compiled(model, dynamic=True, plan=plans)(x)
+    seen = len(fxremat.reports())
+    torch.compiler.reset()
+    compiled(model, dynamic=True, budget="min", scope="graph")(x).backward()
+    own = fxremat.PlanFile.of(fxremat.reports()[seen:])
+    torch.compiler.reset()
+    again = compiled(model, dynamic=True, plan=own)
+    again(x).backward()
+    again(torch.randn(99, 32)).backward()
+    first, second = fxremat.reports()[seen:]
+    assert first.solution.schedule == second.solution.schedule
 
 
 def test_a_budget_beside_a_plan_is_kept_or_refused() -> None:
@@ -207,6 +221,22 @@ def test_a_budget_beside_a_plan_is_kept_or_refused() -> None:
     torch.compiler.reset()
     with pytest.raises(InfeasibleBudgetError):
         trained(layered, plan=plans, budget=peak - 1)
+
+
+@pytest.mark.inductor
+def test_code_that_holds_more_than_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no other plan to take its place."""
+    plans = made(layered, budget=0.9, compiler="inductor")
+    budget = plans.graphs[0].solution.peak_bytes + 1
+
+    def read_more(code: GeneratedCode, given: Handed) -> CodeMemory | None:
+        found = read(code, given)
+        return None if found is None else replace(found, peak_bytes=budget + 1)
+
+    monkeypatch.setattr(compilation, "read", read_more)
+    with pytest.raises(InfeasibleBudgetError, match="that is what the plan takes") as caught:
+        trained(layered, plan=plans, budget=budget, compiler="inductor", fx_graph_cache=False)
+    assert caught.value.lowest_peak_bytes == budget + 1
 
 
 def test_an_order_in_the_model_goes_before_a_plan() -> None:

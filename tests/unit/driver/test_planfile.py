@@ -336,7 +336,7 @@ def test_a_plan_is_applied_to_its_graph() -> None:
     assert report.solution.schedule == plan.solution.schedule
     assert report.peak_bytes == plan.solution.peak_bytes
     assert report.solution.seconds == pytest.approx(plan.solution.seconds, rel=1e-5)
-    assert "the plan is that of the given plans, made for cpu" in report.notes
+    assert "the plan is one of those given, made for cpu" in report.notes
     assert "none: the plan is given" in report.summary()
     with pytest.raises(InvalidOptionError, match="copy that"):
         PlanFile.of(report)
