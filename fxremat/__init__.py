@@ -12,7 +12,10 @@ from fxremat.driver.backend import fxremat_backend
 from fxremat.driver.capture import capture
 from fxremat.driver.journal import reports, steps
 from fxremat.driver.partitioner import partitioner
-from fxremat.driver.pipeline import frontier, plan
+from fxremat.driver.pipeline import frontier, make_plan, plan
+from fxremat.driver.plandiff import diff_plans
+from fxremat.driver.planfile import PlanFile
+from fxremat.driver.planjson import load_plan, save_plan
 from fxremat.driver.report import Report
 from fxremat.driver.step_report import StepReport
 from fxremat.emit.partition import partition
@@ -24,6 +27,8 @@ from fxremat.errors import (
     InfeasibleBudgetError,
     InvalidOptionError,
     ModifiedInputError,
+    PlanFileError,
+    PlanMismatchError,
     RatesError,
     ScheduleError,
 )
@@ -49,6 +54,9 @@ __all__ = [
     "JointGraph",
     "MemoryProfile",
     "ModifiedInputError",
+    "PlanFile",
+    "PlanFileError",
+    "PlanMismatchError",
     "Problem",
     "RatesError",
     "Report",
@@ -58,9 +66,12 @@ __all__ = [
     "StepReport",
     "allocate",
     "capture",
+    "diff_plans",
     "expand",
     "frontier",
     "fxremat_backend",
+    "load_plan",
+    "make_plan",
     "partition",
     "partitioner",
     "plan",
@@ -68,6 +79,7 @@ __all__ = [
     "region",
     "reports",
     "rewrite",
+    "save_plan",
     "steps",
     "survey",
 ]

@@ -186,6 +186,44 @@ class ScheduleError(FxrematError, ValueError):
         super().__init__(f"schedule{whose}, {shown(node)}{where}: {problem}")
 
 
+class PlanFileError(FxrematError, ValueError):
+    """A plan file can't be read or written, or holds what is no plan.
+
+    Attributes:
+        path: The file; empty for a text that is of none.
+        place: Where in it the fault is, such as ``graphs[0].schedule``; empty where it is as a whole.
+    """
+
+    def __init__(self, path: str, place: str, problem: str) -> None:
+        self.path = path
+        self.place = place
+        where = f"{path}, {place}" if path and place else path or place
+        super().__init__(f"plan file{f' {where}' if where else ''}: {problem}")
+
+
+class PlanMismatchError(FxrematError, ValueError):
+    """A graph is none of those that a plan file has plans for.
+
+    Attributes:
+        graph_name: What reports call the graph.
+        nearest: The name of the file's graph that resembles it most; empty where the file has none.
+        kind: What differs first: ``"operator"``, ``"size"``, ``"dtype"``, ``"arguments"``, ``"use"``,
+            ``"input"``, or ``"count"`` where one graph has all nodes of the other and more.
+        node: The graph's first node that differs; empty where there is none.
+    """
+
+    def __init__(self, graph_name: str, nearest: str, kind: str, node: str, problem: str) -> None:
+        self.graph_name = graph_name
+        self.nearest = nearest
+        self.kind = kind
+        self.node = node
+        super().__init__(
+            f"{graph_name}: {problem}. Compile the model that the plan was made of, with the same sizes and "
+            f"versions, or make the plan again; on_error='fallback' leaves such graphs to PyTorch's "
+            f"partitioner."
+        )
+
+
 class ModifiedInputError(FxrematError, RuntimeError):
     """A tensor was written to between the forward and the backward, which computes from it again.
 

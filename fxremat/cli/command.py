@@ -5,6 +5,7 @@
     fxremat plan --step STEP    the same of a training step of several graphs, which share one budget
     fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
+    fxremat diff FIRST SECOND   what differs between two plans that --save has written
     fxremat calibrate       how fast this machine is, which plans are made by
     fxremat paper           a figure of the paper, made again
 
@@ -13,9 +14,9 @@ step fits it. MODEL names a function that returns a model and what it is called 
 names one that returns a function which runs a training step, of models that it has compiled
 (``fxremat.survey``).
 
-Exit status: 0, or 2 with one message on stderr where an option, MODEL or the budget is at fault. Other
-errors keep their traceback. What is printed is a Report's; nothing is decided here. Each command imports
-what it uses, so that a wrong option is told before torch is at work.
+Exit status: 0, 1 from diff where plans differ, or 2 with one message on stderr where an option, MODEL or the
+budget is at fault. Other errors keep their traceback. What is printed is a Report's; nothing is decided here.
+Each command imports what it uses, so that a wrong option is told before torch is at work.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         report = planned(graph, Options.parse(options))
         fit = _fit(example, report.peak_bytes)
     _show([report], {}, fit, arguments)
+    _save([report], arguments)
     return 0
 
 
@@ -121,6 +123,9 @@ def _plan_of_step(arguments: argparse.Namespace) -> int:
 
     if arguments.json is not None:
         _check_writable(arguments.json)
+    if arguments.save is not None:
+        problem = "a step's plans are made for its calls: save those of MODEL, or of fxremat.reports()."
+        raise InvalidOptionError("save", problem)
     if arguments.budget is not None:
         raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
     if arguments.device is not None:
@@ -206,6 +211,7 @@ def _explain(arguments: argparse.Namespace) -> int:
             peaks["fxremat"] = example.peak_bytes(compiled)
         fit = _fit(example, peaks.get("fxremat", 0))
     _show(reports, peaks, fit, arguments)
+    _save(reports, arguments)
     return 0
 
 
@@ -234,6 +240,20 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
     return compiled, reports()[seen:]
 
 
+def _save(reports: Sequence[Report], arguments: argparse.Namespace) -> None:
+    """Write the plans to the file that was asked for."""
+    from fxremat.driver.planjson import save_plan
+
+    if arguments.save is not None:
+        save_plan(arguments.save, reports)
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from fxremat.cli import diff
+
+    return diff.run(arguments)
+
+
 def _calibrate(arguments: argparse.Namespace) -> int:
     from fxremat.device import calibrate
 
@@ -251,8 +271,9 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     if ":" in arguments.planner:
         options["planner"] = load("planner", arguments.planner)
     Options.parse(options)
-    if arguments.json is not None:
-        _check_writable(arguments.json)
+    for option in ("json", "save"):
+        if getattr(arguments, option, None) is not None:
+            _check_writable(getattr(arguments, option), option)
     return options
 
 
@@ -333,10 +354,10 @@ def _show(
     _write_json(arguments.json, fields)
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(path: Path, option: str = "json") -> None:
     """Raise InvalidOptionError where a file plainly cannot be written, before anything takes time."""
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise InvalidOptionError("json", f"{str(path)!r} can't be written.")
+        raise InvalidOptionError(option, f"{str(path)!r} can't be written.")
 
 
 def _write_json(path: Path, fields: object) -> None:
@@ -367,6 +388,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
     "frontier": _frontier,
     "explain": _explain,
+    "diff": _diff,
     "calibrate": _calibrate,
     "paper": _paper,
 }

@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         "runs forward, loss and backward",
     )
     _add_model_options(plan, is_model_needed=False)
+    _add_save(plan)
     plan.set_defaults(command="plan")
 
     frontier = commands.add_parser(
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "explain", parents=[asked], help="compile a model, take a training step, print what was done"
     )
     explain.add_argument("--measure", action="store_true", help="also measure the peak, and that of eager")
+    _add_save(explain)
     explain.set_defaults(command="explain")
 
     calibrate = commands.add_parser(
@@ -62,7 +64,23 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--again", action="store_true", help="forget all that was measured, and measure")
     calibrate.set_defaults(command="calibrate")
     _add_paper(commands, debug)
+    _add_diff(commands, debug)
     return found
+
+
+def _add_save(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--save", type=Path, metavar="PLAN.json", help="also write the plan to a file, for option plan"
+    )
+
+
+def _add_diff(commands: Any, debug: argparse.ArgumentParser) -> None:
+    diff = commands.add_parser(
+        "diff", parents=[debug], help="what differs between two saved plans: status 0 for nothing, 1, or 2"
+    )
+    diff.add_argument("first", type=Path, metavar="FIRST.json")
+    diff.add_argument("second", type=Path, metavar="SECOND.json")
+    diff.set_defaults(command="diff")
 
 
 def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:

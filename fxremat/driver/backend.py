@@ -22,7 +22,7 @@ from fxremat.driver import ahead, cache, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.options import Options
 from fxremat.driver.partitioner import Partitioner
-from fxremat.driver.policy import WithinBudget
+from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.driver.step import steps
 from fxremat.driver.writes import guarded
@@ -51,17 +51,18 @@ def fxremat_backend(
         inputs: Example inputs.
         mode: As for Inductor.
         options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
-            ``time_limit_seconds``, ``detect_writes``, ``scope``, ``mode`` (which ``torch.compile`` does not
-            take beside options) and any of Inductor's.
+            ``time_limit_seconds``, ``detect_writes``, ``scope``, ``plan``, ``mode`` (which ``torch.compile``
+            does not take beside options) and any of Inductor's.
 
     Raises:
         InvalidOptionError: An option or its value is unknown.
         InfeasibleBudgetError: No plan fits the budget.
+        PlanMismatchError: Plans are given, and none is for this graph.
         RatesError: Rates are pinned, but can't be taken at their word.
     """
     parsed = Options.parse(options, mode)
     fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
-    if parsed.budget is None or parsed.scope == "graph":
+    if parsed.budget is None or parsed.plan is not None or parsed.scope == "graph":
         if steps.rehearsal is not None:
             return module
         return _compile_alone(module, inputs, parsed, fingerprint, name)
@@ -92,9 +93,8 @@ def _at_all_sizes(origin: Origin, runner: Runner) -> Runner | AnySizes:
 def _compile_alone(
     module: fx.GraphModule, inputs: Sequence[Any], options: Options, fingerprint: str, name: str
 ) -> Callable[..., Any]:
-    """A graph that shares its budget with no other."""
-    policy = WithinBudget(options.budget, options.planner, options.reads_code)
-    compilation = Compilation(options, fingerprint, name, policy)
+    """A graph that shares its budget with no other, or whose plan is given."""
+    compilation = Compilation(options, fingerprint, name, alone(options, options.reads_code))
     compiled = _compile(module, inputs, compilation)
     journal.add(compilation)
     return compiled
@@ -130,7 +130,7 @@ def _compile_within_budget(
                 may_fuse,
                 compilation.outcome,
                 compilation.take_code,
-                backward_now=options.budget is not None,
+                backward_now=options.is_bounded,
                 in_order=lambda: as_planned if compilation.is_in_order else None,
                 key=f"{partition.key()} {compilation.corrections}",
             )

@@ -27,7 +27,7 @@ from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver.cache import Outcome
 from fxremat.driver.options import Options
 from fxremat.driver.pipeline import Choice, rewritten, split
-from fxremat.driver.policy import Given, Policy, WithinBudget, prospects, refused, unread
+from fxremat.driver.policy import FromFile, Given, Policy, alone, prospects, refused, unread
 from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, InfeasibleBudgetError
@@ -75,7 +75,7 @@ class Compilation:
         self.options = options
         self.fingerprint = fingerprint
         self.name = name
-        self.policy = WithinBudget(options.budget, options.planner) if policy is None else policy
+        self.policy = alone(options) if policy is None else policy
         self.choice: Choice | None = None
         self.prospects: Prospects | None = None
         self.reports: list[Report] = []
@@ -95,8 +95,9 @@ class Compilation:
     @property
     def is_in_order(self) -> bool:
         """Whether kernels run in the order of the plan."""
-        is_default = self.choice is not None and self.choice.is_default
-        return self.options.budget is not None and not (is_default and self._is_as_usual)
+        is_given = isinstance(self.policy, FromFile)
+        is_default = self.choice is not None and self.choice.is_default and not is_given
+        return self.options.is_bounded and not (is_default and self._is_as_usual)
 
     def split(
         self,
@@ -188,7 +189,9 @@ class Compilation:
     def _compare(self, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
         """Go on with another plan, where the code asks for it."""
         is_higher = peak_bytes > (1 + OFF) * choice.solution.peak_bytes
-        if choice.budget_bytes is not None:
+        if isinstance(self.policy, FromFile):
+            self._hold_against(self.policy, choice, peak_bytes)
+        elif choice.budget_bytes is not None:
             left = choice.budget_bytes - peak_bytes
             if left < 0:
                 self._lower(choice, peak_bytes, choice.budget_bytes)
@@ -199,6 +202,12 @@ class Compilation:
                 self._start_over(None)
         elif is_whole and not choice.candidates and self.options.budget == "min":
             self._look_lower(choice, peak_bytes, is_higher)
+
+    def _hold_against(self, policy: FromFile, choice: Choice, peak_bytes: int) -> None:
+        """Refuse a given plan whose code holds more than the budget: there is no other."""
+        if choice.budget_bytes is not None and peak_bytes > choice.budget_bytes:
+            self._refused = policy.exceeded(choice.budget_bytes, peak_bytes, self.name)
+            self._start_over(None)
 
     def _learn(self, choice: Choice) -> Choice:
         """The same plan, as it is predicted with what its code has shown; itself if that is nothing."""

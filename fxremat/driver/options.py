@@ -8,6 +8,7 @@ a text such as ``"8GiB"`` (without a unit: whole bytes), a fraction of the peak 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Any, TypeAlias
 
 from fxremat import given
 from fxremat._torch import compilers
+from fxremat.driver.planfile import PlanFile
+from fxremat.driver.planjson import load_plan
 from fxremat.errors import InvalidOptionError, shown
 from fxremat.planners import PLANNERS
 from fxremat.predict.cost import check_cost
@@ -26,6 +29,7 @@ GivenPlanner: TypeAlias = "str | Callable[..., Any]"  # a name of PLANNERS, or a
 COMPILERS = ("inductor", "eager")
 ON_ERROR = ("raise", "fallback")
 SCOPES = ("step", "graph")
+_PLANNERS_OWN = frozenset({"planner", "time_limit_seconds"})
 _BUDGETS = "None, a number of bytes below 2**63, '8GiB', a fraction of the peak such as 0.4, or 'min'"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -59,6 +63,7 @@ class Options:
         detect_writes: Whether checksums tell of writes to what recomputation reads again.
         scope: Whose peak the budget bounds: ``"step"``, that of a whole training step, however many graphs
             it is compiled to; or ``"graph"``, that of each graph by itself.
+        plan: Plans to take in place of making any; None to make them.
     """
 
     budget: Budget = None
@@ -71,11 +76,32 @@ class Options:
     time_limit_seconds: float | None = None
     detect_writes: bool = False
     scope: str = "step"
+    plan: PlanFile | None = None
 
     @property
     def fusion(self) -> str:
         """The name of the memory model that predicts what is compiled."""
         return memory_model(self.compiler, self.inplace)
+
+    @property
+    def deciding(self) -> tuple[tuple[str, str | int | float | bool | None], ...]:
+        """What a plan depends on, by name, and a function of the user's by its own."""
+        of_the_user = str(getattr(self.planner, "__name__", "a function"))
+        return (
+            ("budget", self.budget),
+            ("planner", self.planner if isinstance(self.planner, str) else of_the_user),
+            ("compiler", self.compiler),
+            ("cost", self.cost if isinstance(self.cost, str) else "given"),
+            ("inplace", self.inplace),
+            ("time_limit_seconds", self.time_limit_seconds),
+            ("scope", self.scope),
+            ("plan", None if self.plan is None else self.plan.title),
+        )
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a peak is to be kept: there is a budget, or plans that were made for one."""
+        return self.budget is not None or (self.plan is not None and self.plan.has_budget)
 
     @property
     def reads_code(self) -> bool:
@@ -103,6 +129,9 @@ class Options:
         if parsed.compiler == "inductor" and not parsed.inplace:
             problem = "is for compiler='eager'; Inductor's own option is inplace_buffers=False."
             raise InvalidOptionError("inplace", problem)
+        if parsed.plan is not None:
+            for name in _PLANNERS_OWN & own.keys():
+                raise InvalidOptionError(name, "is for making a plan, and option 'plan' has one already.")
         return parsed
 
 
@@ -190,6 +219,20 @@ def check_planner(planner: object) -> GivenPlanner:
     return planner if callable(planner) else given.choice("planner", planner, PLANNERS, "a function")
 
 
+def check_plan(plan: object) -> PlanFile | None:
+    """Plans, read if it is their file that is named.
+
+    Raises:
+        InvalidOptionError: It is neither.
+        PlanFileError: The file can't be read, or holds no plans.
+    """
+    if plan is None or isinstance(plan, PlanFile):
+        return plan
+    if not isinstance(plan, (str, os.PathLike)):
+        raise InvalidOptionError.bad_value("plan", plan, ("None", "a path", "what fxremat.load_plan returns"))
+    return load_plan(plan)
+
+
 # How the value of each option of ours is read: checked, and in Python's own types.
 _READERS: dict[str, Callable[[object], Any]] = {
     "budget": check_budget,
@@ -201,6 +244,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "time_limit_seconds": check_time_limit,
     "detect_writes": functools.partial(given.flag, "detect_writes"),
     "scope": functools.partial(given.choice, "scope", allowed=SCOPES),
+    "plan": check_plan,
 }
 OWN = tuple(_READERS)
 

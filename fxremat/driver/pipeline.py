@@ -27,13 +27,15 @@ from fxremat.driver.options import (
     check_time_limit,
     resolve_budget,
 )
-from fxremat.driver.report import Report, make_report
+from fxremat.driver.planfile import PlanFile
+from fxremat.driver.report import Made, Report, make_report
 from fxremat.driver.writes import read_again
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
 from fxremat.graph.joint import JointGraph, check_graph
+from fxremat.graph.signature import device_title, signature
 from fxremat.inductor.order import order_recomputation
 from fxremat.planners import PLANNERS
 from fxremat.predict.cost import costs
@@ -112,6 +114,27 @@ def plan(
     limit = _time_limit(budget, planner, time_limit_seconds)
     problem = make_problem(graph, cost, fusion, time_limit_seconds=limit)
     return decide(problem, budget, planner).solution
+
+
+def make_plan(graph: JointGraph, **options: Any) -> PlanFile:
+    """The plan of a captured graph, to be saved to a file and applied where the model is compiled.
+
+    Args:
+        graph: The joint graph, captured with the same ``compiler``.
+        **options: As for the backend.
+
+    Raises:
+        InfeasibleBudgetError: No plan fits the budget.
+        InvalidOptionError: An option or its value is unknown.
+
+    Example:
+        >>> import torch; from fxremat import capture
+        >>> graph = capture(torch.nn.Linear(4, 2), torch.randn(3, 4), loss=torch.sum, compiler="inductor")
+        >>> made = make_plan(graph, budget="min")
+        >>> [plan.name for plan in made.graphs], made.graphs[0].solution.peak_bytes > 0
+        (['Linear'], True)
+    """
+    return PlanFile.of(planned(graph, Options.parse(options)))
 
 
 def frontier(
@@ -383,7 +406,8 @@ def planned(
         lowest_peak_lower_bound_bytes=choice.bounds.lowest_peak_bytes,
         planning_seconds=time.perf_counter() - start,
     )
-    return replace(report, notes=(*report.notes, *_notes(problem)))
+    made = Made(device_title(problem.graph), options.deciding, signature(problem.graph))
+    return replace(report, notes=(*report.notes, *_notes(problem)), made=made)
 
 
 def _notes(problem: Problem) -> Sequence[str]:

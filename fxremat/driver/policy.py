@@ -2,7 +2,8 @@
 
 By itself a graph gets the plan that its budget is served by (``WithinBudget``). As one of several in a step
 it first gets a plan that takes little from the others (``Cautious``), for it is not known yet how many there
-are; and then the one that the step settles for (``Given``).
+are; and then the one that the step settles for (``Given``). Where the user gives a file of
+plans, it gets that of the file (``FromFile``).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fxremat.driver.options import Budget, GivenPlanner, is_size
+from fxremat.driver.options import Budget, GivenPlanner, Options, is_size, resolve_budget
 from fxremat.driver.pipeline import Choice, bounded, bounds_of, decide, solve
+from fxremat.driver.planfile import PlanFile
 from fxremat.episode.candidates import candidate, candidates
 from fxremat.episode.trace import Candidate, Prospects
 from fxremat.errors import InfeasibleBudgetError, ScheduleError
@@ -122,6 +124,52 @@ class Given:
             if self.otherwise is None:
                 raise
         return self.otherwise.choose(problem, within_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FromFile:
+    """The plan that a file has for the graph.
+
+    Attributes:
+        plans: The file.
+        budget: What the peak of the plan is held against.
+        compiler: What compiles the graph.
+    """
+
+    plans: PlanFile
+    budget: Budget
+    compiler: str
+
+    def choose(self, problem: Problem, within_bytes: int | None) -> Choice:
+        """That plan, with the figures of this process.
+
+        Raises:
+            PlanMismatchError: The file has none for the graph.
+            ScheduleError: It is no execution of the graph, or one that its regions rule out.
+            InfeasibleBudgetError: Its predicted peak is above the budget.
+        """
+        plan = self.plans.find(problem.graph, self.compiler)
+        found = problem.check(problem.evaluate(plan.schedule_of(problem.graph), plan.solution.planner))
+        note = f"the plan is one of {self.plans.title}, made for {plan.device or 'a graph without a device'}"
+        choice = _choice(problem, replace(found, note=note))
+        budget_bytes = resolve_budget(self.budget, choice.baseline.peak_bytes)
+        if budget_bytes is not None and found.peak_bytes > budget_bytes:
+            raise self.exceeded(budget_bytes, found.peak_bytes, problem.graph.name)
+        return replace(choice, budget_bytes=budget_bytes)
+
+    def exceeded(self, budget_bytes: int, peak_bytes: int, name: str) -> InfeasibleBudgetError:
+        """The error of a plan that takes more than the budget."""
+        note = (
+            f"that is what the plan takes, one of {self.plans.title}; without option 'plan' another is made"
+        )
+        return InfeasibleBudgetError(budget_bytes, peak_bytes, name, note=note)
+
+
+def alone(options: Options, reads_code: bool = False) -> WithinBudget | FromFile:
+    """The policy of a graph that shares its budget with no other; ``reads_code`` as of ``WithinBudget``."""
+    if options.plan is not None:
+        return FromFile(options.plan, options.budget, options.compiler)
+    return WithinBudget(options.budget, options.planner, reads_code)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from tabulate import tabulate
 
 from fxremat.driver.writes import ReadAgain
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
+from fxremat.graph.signature import Signature
 from fxremat.memory.liveness import MemoryProfile
 from fxremat.predict.problem import Problem, Solution
 
@@ -47,6 +48,21 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """What a plan was made of, for a file that has it (``planfile.py``).
+
+    Attributes:
+        device: The card, or the kind of device.
+        options: The options that decided the plan, by name.
+        signature: What the graph computes.
+    """
+
+    device: str
+    options: tuple[tuple[str, str | int | float | bool | None], ...]
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What fxremat did to one compiled graph.
 
@@ -73,6 +89,7 @@ class Report:
             places in the source and the planning time are those of when it was.
         reads_again: The inputs and outputs of the graph that recomputation reads: nobody may write to them
             between the forward and the backward (``writes.py``).
+        made: What the plan was made of; None for a plan that was given a report by itself.
     """
 
     graph_name: str
@@ -92,6 +109,7 @@ class Report:
     from_cache: bool = False
     lowered_peak_bytes: int | None = None
     reads_again: tuple[ReadAgain, ...] = ()
+    made: Made | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -104,9 +122,18 @@ class Report:
         return sum(value.saved_bytes for value in self.values)
 
     def to_json(self) -> str:
-        """The report as JSON."""
-        fields = asdict(self)
-        return json.dumps({**fields, "solution": json.loads(self.solution.to_json())})
+        """The report as JSON; of the graph it has the fingerprint."""
+        fields = asdict(replace(self, made=None))
+        made = (
+            None
+            if self.made is None
+            else {
+                "device": self.made.device,
+                "options": dict(self.made.options),
+                "fingerprint": self.made.signature.fingerprint,
+            }
+        )
+        return json.dumps({**fields, "solution": json.loads(self.solution.to_json()), "made": made})
 
     def summary(self) -> str:
         """A few lines: budget, peak, time."""
@@ -256,7 +283,7 @@ def bind_order(graph: JointGraph, solution: Solution, names: set[str]) -> list[s
 def _by_place(values: Iterable[Value]) -> list[tuple[tuple[str, str, str, int], int, int, float, str]]:
     groups: dict[tuple[str, str, str], list[Value]] = {}
     for value in values:
-        groups.setdefault((_repeated(value.module), value.operator, _short(value.source)), []).append(value)
+        groups.setdefault((repeated(value.module), value.operator, short(value.source)), []).append(value)
     rows = [
         (
             (*place, len(group)),
@@ -271,16 +298,16 @@ def _by_place(values: Iterable[Value]) -> list[tuple[tuple[str, str, str, int], 
     return sorted(rows, key=lambda row: (-row[1] - row[2], row[0]))
 
 
-def _repeated(module: str) -> str:
+def repeated(module: str) -> str:
     """The path with the numbers of repeated modules left open.
 
-    >>> _repeated("blocks.11.mlp.0")
+    >>> repeated("blocks.11.mlp.0")
     'blocks.*.mlp.*'
     """
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
-def _short(source: str) -> str:
+def short(source: str) -> str:
     """``file:line`` without the directories above the file's own."""
     return "/".join(source.split("/")[-2:])
 
@@ -299,6 +326,8 @@ def _ratio(part: int, whole: int) -> str:
 
 
 def _budget(report: Report) -> str:
+    if report.budget is None and report.made is not None and dict(report.made.options).get("plan"):
+        return "none: the plan is given"
     if report.budget is None:
         return "none: the least time at no more memory than without fxremat"
     if report.budget_bytes is None and report.budget != "min":

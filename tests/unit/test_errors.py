@@ -15,6 +15,8 @@ from fxremat.errors import (
     InfeasibleBudgetError,
     InvalidOptionError,
     ModifiedInputError,
+    PlanFileError,
+    PlanMismatchError,
     RatesError,
     ScheduleError,
     told,
@@ -31,6 +33,8 @@ from fxremat.errors import (
         (GraphError, ValueError),
         (ScheduleError, ValueError),
         (ModifiedInputError, RuntimeError),
+        (PlanFileError, ValueError),
+        (PlanMismatchError, ValueError),
     ],
 )
 def test_each_kind_has_a_builtin_parent(kind: type[Exception], parent: type[Exception]) -> None:
