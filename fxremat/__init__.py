@@ -13,7 +13,9 @@ from fxremat.driver.capture import capture
 from fxremat.driver.journal import reports, steps
 from fxremat.driver.partitioner import partitioner
 from fxremat.driver.pipeline import frontier, plan
+from fxremat.driver.reach import backend, enabled, install, uninstall
 from fxremat.driver.report import Report
+from fxremat.driver.settings import configure, settings
 from fxremat.driver.step_report import StepReport
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
@@ -57,10 +59,14 @@ __all__ = [
     "Solution",
     "StepReport",
     "allocate",
+    "backend",
     "capture",
+    "configure",
+    "enabled",
     "expand",
     "frontier",
     "fxremat_backend",
+    "install",
     "partition",
     "partitioner",
     "plan",
@@ -68,6 +74,8 @@ __all__ = [
     "region",
     "reports",
     "rewrite",
+    "settings",
     "steps",
     "survey",
+    "uninstall",
 ]

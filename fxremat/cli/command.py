@@ -6,6 +6,7 @@
     fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
     fxremat calibrate       how fast this machine is, which plans are made by
+    fxremat env             which options hold here, and from where; devices, rates and caches
     fxremat paper           a figure of the paper, made again
 
 With ``--device h100`` plan, frontier and explain are for a card that need not be there, and say whether the
@@ -241,28 +242,27 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _env(arguments: argparse.Namespace) -> int:
+    from fxremat.cli import env
+
+    print(env.summary())
+    return 0
+
+
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the backend, checked."""
     from fxremat.cli.example import load
-    from fxremat.driver.options import Options
+    from fxremat.driver.options import Options, of_text
 
     names = ("planner", "cost", "compiler", "inplace")
-    options = {"budget": _budget(arguments.budget)} | {name: getattr(arguments, name) for name in names}
+    budget = None if arguments.budget is None else of_text("budget", arguments.budget)
+    options: dict[str, Any] = {"budget": budget} | {name: getattr(arguments, name) for name in names}
     if ":" in arguments.planner:
         options["planner"] = load("planner", arguments.planner)
     Options.parse(options)
     if arguments.json is not None:
         _check_writable(arguments.json)
     return options
-
-
-def _budget(text: str | None) -> int | float | str | None:
-    """A budget as options take it: digits are bytes, digits with a point a fraction, the rest is text."""
-    from fxremat.driver.options import resolve_budget
-
-    if text is None or not text.replace(".", "", 1).isdecimal():
-        return text
-    return float(text) if "." in text else resolve_budget(text, 0)
 
 
 def _check_generates_code(compiler: str, device: str) -> None:
@@ -368,5 +368,6 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "frontier": _frontier,
     "explain": _explain,
     "calibrate": _calibrate,
+    "env": _env,
     "paper": _paper,
 }

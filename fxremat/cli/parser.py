@@ -61,8 +61,16 @@ def parser() -> argparse.ArgumentParser:
     )
     calibrate.add_argument("--again", action="store_true", help="forget all that was measured, and measure")
     calibrate.set_defaults(command="calibrate")
+    _add_env(commands, debug)
     _add_paper(commands, debug)
     return found
+
+
+def _add_env(commands: Any, debug: argparse.ArgumentParser) -> None:
+    env = commands.add_parser(
+        "env", parents=[debug], help="print which options hold here and from where, devices, rates and caches"
+    )
+    env.set_defaults(command="env")
 
 
 def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:
