@@ -15,17 +15,14 @@ from fxremat.measure import measure_peak
 BATCH = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
 
 
-def block(_: int) -> nn.Module:
-    """Values that are cheap to compute again, between two products."""
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-
-
 class Network(nn.Module):
     """A few blocks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(map(block, range(6)))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(6)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
