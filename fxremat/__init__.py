@@ -16,7 +16,9 @@ from fxremat.driver.pipeline import frontier, make_plan, plan
 from fxremat.driver.plandiff import diff_plans
 from fxremat.driver.planfile import PlanFile
 from fxremat.driver.planjson import load_plan, save_plan
+from fxremat.driver.reach import backend, enabled, install, uninstall
 from fxremat.driver.report import Report
+from fxremat.driver.settings import configure, settings
 from fxremat.driver.step_report import StepReport
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
@@ -65,11 +67,15 @@ __all__ = [
     "Solution",
     "StepReport",
     "allocate",
+    "backend",
     "capture",
+    "configure",
     "diff_plans",
+    "enabled",
     "expand",
     "frontier",
     "fxremat_backend",
+    "install",
     "load_plan",
     "make_plan",
     "partition",
@@ -80,6 +86,8 @@ __all__ = [
     "reports",
     "rewrite",
     "save_plan",
+    "settings",
     "steps",
     "survey",
+    "uninstall",
 ]

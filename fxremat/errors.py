@@ -85,11 +85,13 @@ class InvalidOptionError(FxrematError, ValueError):
 
     Attributes:
         option: The name as it was given.
+        problem: What is wrong with it.
         near_matches: Known names or values that resemble it, best first.
     """
 
     def __init__(self, option: str, problem: str, near_matches: Iterable[str] = ()) -> None:
         self.option = option
+        self.problem = problem
         self.near_matches = tuple(near_matches)
         hint = f" Did you mean {' or '.join(map(repr, self.near_matches))}?" if self.near_matches else ""
         super().__init__(f"option {option!r}: {problem}{hint}")

@@ -15,6 +15,7 @@ import torch
 
 from fxremat.device.rates import CPU, CUDA, PINNED
 from fxremat.driver import stored
+from fxremat.driver.settings import VARIABLES
 
 # The same drawn examples in every automatic run; elsewhere each run draws new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -26,11 +27,14 @@ if os.environ.get("CI"):
 def pinned_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of calibrations for all tests and their processes: it starts with the rates of the table.
 
-    So plans are the same on every machine, and what is measured here is no part of the user's.
+    So plans are the same on every machine, and what is measured here is no part of the user's. No option is
+    taken from the environment.
     """
     folder = tmp_path_factory.mktemp("calibration")
     (folder / PINNED).write_text(json.dumps({"cpu": asdict(CPU), "cuda": asdict(CUDA)}), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
+        for variable in VARIABLES:
+            patch.delenv(variable, raising=False)
         patch.setenv("FXREMAT_CACHE_DIR", str(folder))
         yield folder
 

@@ -12,6 +12,9 @@
 4. ``_prepare_profiler`` and ``_enable_profiler`` of ``torch.autograd.profiler`` (``making_way``; all
    versions). Torch has one profiler for a thread, and a recording of ours gives way to one of a user.
    In force while anything is recorded.
+5. ``torch._TorchCompileInductorWrapper.__call__`` (``taking_inductor``; all versions), by which
+   ``torch.compile(backend="inductor")`` compiles a graph. Torch can force a backend, but then all others are
+   replaced as well, and Inductor's options are lost. In force while anybody takes such graphs.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
 (``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
@@ -22,8 +25,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
@@ -33,7 +37,14 @@ import torch
 from torch._functorch import partitioners
 from torch.autograd import profiler
 
-__all__ = ["add_missing_implementation", "choosing_by", "making_way", "reading_code", "watching_passes"]
+__all__ = [
+    "add_missing_implementation",
+    "choosing_by",
+    "making_way",
+    "reading_code",
+    "taking_inductor",
+    "watching_passes",
+]
 
 Cut = Callable[[Any, Any, Any], Any]
 
@@ -195,6 +206,57 @@ def making_way(make_way: Callable[[], None]) -> Callable[[], None]:
                 starter = getattr(profiler, name)
                 if isinstance(starter, _Starter):
                     setattr(profiler, name, starter.before)
+
+    return end
+
+
+# --- What Inductor is to compile ----------------------------------------------------------------------
+
+Take = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+_takes: list[Take] = []
+_replaced: list[tuple[Callable[..., Any], Callable[..., Any]]] = []  # a wrapper's call, and ours in its place
+
+
+def _taking(before: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of a wrapper's ``__call__`` while anybody takes its graphs."""
+
+    @functools.wraps(before)
+    def call(self: Any, module: Any, inputs: Any, **kwargs: Any) -> Any:
+        is_own = type(self) is torch._TorchCompileInductorWrapper  # its heirs compile ahead of time
+        config = {**self.config, **(kwargs.get("config_patches") or {})}
+        for take in tuple(_takes) if is_own else ():
+            taken = take(module, inputs, config)
+            if taken is not NotImplemented:
+                return taken
+        return before(self, module, inputs, **kwargs)
+
+    return call
+
+
+def taking_inductor(take: Take) -> Callable[[], None]:
+    """Have a function asked for each graph that ``torch.compile(backend="inductor")`` is to compile.
+
+    Args:
+        take: Called with the graph, its inputs and Inductor's options, those of its mode included, in the
+            thread that compiles; it compiles the graph, or returns ``NotImplemented`` to leave it.
+
+    Returns:
+        What ends it; to be called once.
+    """
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    with _lock:
+        if not _takes:
+            before = wrapper.__call__
+            wrapper.__call__ = _taking(before)
+            _replaced.append((before, wrapper.__call__))
+        _takes.append(take)
+
+    def end() -> None:
+        with _lock:
+            _takes.remove(take)
+            for before, ours in [] if _takes else [_replaced.pop()]:
+                if wrapper.__call__ is ours:  # else somebody else's stands there by now, and stays
+                    wrapper.__call__ = before
 
     return end
 

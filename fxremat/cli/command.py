@@ -7,6 +7,7 @@
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
     fxremat diff FIRST SECOND   what differs between two plans that --save has written
     fxremat calibrate       how fast this machine is, which plans are made by
+    fxremat env             which options hold here, and from where; devices, rates and caches
     fxremat paper           a figure of the paper, made again
 
 With ``--device h100`` plan, frontier and explain are for a card that need not be there, and say whether the
@@ -261,13 +262,21 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _env(arguments: argparse.Namespace) -> int:
+    from fxremat.cli import env
+
+    print(env.summary())
+    return 0
+
+
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the backend, checked."""
     from fxremat.cli.example import load
-    from fxremat.driver.options import Options
+    from fxremat.driver.options import Options, of_text
 
     names = ("planner", "cost", "compiler", "inplace")
-    options = {"budget": _budget(arguments.budget)} | {name: getattr(arguments, name) for name in names}
+    budget = None if arguments.budget is None else of_text("budget", arguments.budget)
+    options: dict[str, Any] = {"budget": budget} | {name: getattr(arguments, name) for name in names}
     if ":" in arguments.planner:
         options["planner"] = load("planner", arguments.planner)
     Options.parse(options)
@@ -275,15 +284,6 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         if getattr(arguments, option, None) is not None:
             _check_writable(getattr(arguments, option), option)
     return options
-
-
-def _budget(text: str | None) -> int | float | str | None:
-    """A budget as options take it: digits are bytes, digits with a point a fraction, the rest is text."""
-    from fxremat.driver.options import resolve_budget
-
-    if text is None or not text.replace(".", "", 1).isdecimal():
-        return text
-    return float(text) if "." in text else resolve_budget(text, 0)
 
 
 def _check_generates_code(compiler: str, device: str) -> None:
@@ -390,5 +390,6 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
     "diff": _diff,
     "calibrate": _calibrate,
+    "env": _env,
     "paper": _paper,
 }

@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     calibrate.add_argument("--again", action="store_true", help="forget all that was measured, and measure")
     calibrate.set_defaults(command="calibrate")
+    _add_env(commands, debug)
     _add_paper(commands, debug)
     _add_diff(commands, debug)
     return found
@@ -81,6 +82,13 @@ def _add_diff(commands: Any, debug: argparse.ArgumentParser) -> None:
     diff.add_argument("first", type=Path, metavar="FIRST.json")
     diff.add_argument("second", type=Path, metavar="SECOND.json")
     diff.set_defaults(command="diff")
+
+
+def _add_env(commands: Any, debug: argparse.ArgumentParser) -> None:
+    env = commands.add_parser(
+        "env", parents=[debug], help="print which options hold here and from where, devices, rates and caches"
+    )
+    env.set_defaults(command="env")
 
 
 def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:

@@ -18,9 +18,9 @@ from torch import fx
 
 from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
-from fxremat.driver import ahead, cache, journal
+from fxremat.driver import ahead, cache, journal, settings
 from fxremat.driver.compilation import Compilation, PlanAgain
-from fxremat.driver.options import Options
+from fxremat.driver.options import Options, checked
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner
@@ -52,7 +52,8 @@ def fxremat_backend(
         mode: As for Inductor.
         options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
             ``time_limit_seconds``, ``detect_writes``, ``scope``, ``plan``, ``mode`` (which ``torch.compile``
-            does not take beside options) and any of Inductor's.
+            does not take beside options) and any of Inductor's. Those that are absent may be given elsewhere
+            (``settings.py``).
 
     Raises:
         InvalidOptionError: An option or its value is unknown.
@@ -60,7 +61,18 @@ def fxremat_backend(
         PlanMismatchError: Plans are given, and none is for this graph.
         RatesError: Rates are pinned, but can't be taken at their word.
     """
-    parsed = Options.parse(options, mode)
+    parsed = settings.in_force(settings.Layer("options", checked(options, mode)))
+    return compile_under(parsed, module, inputs)
+
+
+def compile_under(parsed: Options, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's under these options.
+
+    Raises:
+        InfeasibleBudgetError: No plan fits the budget.
+        PlanMismatchError: Plans are given, and none is for this graph.
+        RatesError: Rates are pinned, but can't be taken at their word.
+    """
     fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
     if parsed.budget is None or parsed.plan is not None or parsed.scope == "graph":
         if steps.rehearsal is not None:

@@ -163,7 +163,10 @@ class Compilation:
         self.prospects = outcome.prospects
         for reason in outcome.fallbacks:
             self._fall_back(reason)
-        self.reports += (replace(report, graph_name=self.name, from_cache=True) for report in outcome.reports)
+        self.reports += (
+            replace(report, graph_name=self.name, from_cache=True, settings=self.options.settings)
+            for report in outcome.reports
+        )
 
     def take_code(self, code: GeneratedCode) -> None:
         """Hold the code of one of the two graphs against the budget.

@@ -46,6 +46,25 @@ _UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """An option that holds, for a person.
+
+    Attributes:
+        name: The option.
+        value: Its value, as Python writes it.
+        source: Where it was given: ``"options"``, ``"fxremat.configure()"``, ``"FXREMAT_BUDGET"``,
+            ``"default"`` and their like (``settings.py``).
+    """
+
+    name: str
+    value: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value} from {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """The options of one ``torch.compile`` call.
 
@@ -64,6 +83,7 @@ class Options:
         scope: Whose peak the budget bounds: ``"step"``, that of a whole training step, however many graphs
             it is compiled to; or ``"graph"``, that of each graph by itself.
         plan: Plans to take in place of making any; None to make them.
+        sources: Where each option was given, by its name; no part of what two Options are compared by.
     """
 
     budget: Budget = None
@@ -77,6 +97,16 @@ class Options:
     detect_writes: bool = False
     scope: str = "step"
     plan: PlanFile | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """The options that hold, ours first, each with where it was given."""
+        values = {**{name: getattr(self, name) for name in OWN}, **self.inductor}
+        return tuple(
+            Setting(name, _written(value), self.sources.get(name, "default"))
+            for name, value in values.items()
+        )
 
     @property
     def fusion(self) -> str:
@@ -117,22 +147,49 @@ class Options:
         Raises:
             InvalidOptionError: A name is unknown, or a value is not one that its option takes.
         """
-        found = _by_name(options)
-        mode_options = _mode_options(found.pop("mode", mode))
-        own = {name: read(found.pop(name)) for name, read in _READERS.items() if name in found}
-        if found.get("custom_partitioner_fn") is not None:
-            problem = (
-                "fxremat is the partitioner. Give planner=... a function of yours, or use backend='inductor'."
-            )
-            raise InvalidOptionError("custom_partitioner_fn", problem)
-        parsed = cls(**own, inductor={**mode_options, **found})
-        if parsed.compiler == "inductor" and not parsed.inplace:
+        return cls.of(checked(options, mode))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Options:
+        """The options with these values, which were checked one by one.
+
+        Args:
+            values: By their names, ours and Inductor's.
+            sources: Where each was given; by default that is ``"options"``.
+
+        Raises:
+            InvalidOptionError: Two of them exclude each other.
+        """
+        if sources is None:
+            sources = dict.fromkeys(values, "options")
+        own = {name: value for name, value in values.items() if name in _READERS}
+        inductor = {name: value for name, value in values.items() if name not in _READERS}
+        found = cls(**own, inductor=inductor, sources=sources)
+        if found.compiler == "inductor" and not found.inplace:
             problem = "is for compiler='eager'; Inductor's own option is inplace_buffers=False."
-            raise InvalidOptionError("inplace", problem)
-        if parsed.plan is not None:
-            for name in _PLANNERS_OWN & own.keys():
-                raise InvalidOptionError(name, "is for making a plan, and option 'plan' has one already.")
-        return parsed
+            raise InvalidOptionError("inplace", f"False from {sources['inplace']} {problem}")
+        if found.plan is not None:
+            for name in sorted(_PLANNERS_OWN & own.keys()):
+                problem = f"from {sources[name]} is for making a plan, and option 'plan' has one already."
+                raise InvalidOptionError(name, problem)
+        return found
+
+
+def checked(options: Mapping[str, Any] | None = None, mode: str | None = None) -> dict[str, Any]:
+    """The values of ``options`` and ``mode`` by name, in Python's own types; a mode as what it stands for.
+
+    Raises:
+        InvalidOptionError: A name is unknown, or a value is not one that its option takes.
+    """
+    found = _by_name(options)
+    mode_options = _mode_options(found.pop("mode", mode))
+    own = {name: read(found.pop(name)) for name, read in _READERS.items() if name in found}
+    if found.get("custom_partitioner_fn") is not None:
+        problem = (
+            "fxremat is the partitioner. Give planner=... a function of yours, or use backend='inductor'."
+        )
+        raise InvalidOptionError("custom_partitioner_fn", problem)
+    return {**own, **mode_options, **found}
 
 
 def memory_model(compiler: str, inplace: bool = True) -> str:
@@ -168,6 +225,12 @@ def _by_name(options: object) -> dict[str, Any]:
 def _mode_options(mode: object) -> dict[str, Any]:
     modes = compilers.inductor_modes()
     return {} if mode is None else dict(modes[given.choice("mode", mode, modes)])
+
+
+def _written(value: object) -> str:
+    """A value as Python writes it, a function by its name."""
+    name = getattr(value, "__qualname__", None)
+    return shown(value) if name is None else f"{getattr(value, '__module__', '')}.{name}"
 
 
 # --- Values -------------------------------------------------------------------------------------------
@@ -247,6 +310,40 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "plan": check_plan,
 }
 OWN = tuple(_READERS)
+
+
+# --- Text ---------------------------------------------------------------------------------------------
+
+_FLAGS = {"1": True, "true": True, "0": False, "false": False}
+
+
+def of_text(name: str, text: str) -> object:
+    """The value of one of our options that was written down where everything is text, checked.
+
+    Digits are bytes or seconds, digits with a point a fraction or seconds, ``none`` is None, and truth values
+    are 1, 0, true and false. What has no text, such as a planner of one's own, can't be written.
+
+    >>> of_text("budget", "0.5"), of_text("budget", "1024"), of_text("inplace", "0")
+    (0.5, 1024, False)
+
+    Raises:
+        InvalidOptionError: It is no value of the option.
+    """
+    value: object = text.strip()
+    if name in ("budget", "time_limit_seconds"):
+        value = _number(text.strip())
+    elif name in ("detect_writes", "inplace"):
+        value = _FLAGS.get(text.strip().lower(), text)
+    return _READERS[name](value)
+
+
+def _number(text: str) -> int | float | str | None:
+    """The number that digits stand for, None for ``none``; other text as it is."""
+    if text.lower() == "none":
+        return None
+    if not text.replace(".", "", 1).isdecimal():
+        return text
+    return float(text) if "." in text or len(text) > 20 else int(text)
 
 
 def is_size(budget: Budget) -> bool:

@@ -24,9 +24,9 @@ class Partitioner(partitioners.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
     Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
-    caches know, and ``detect_writes``, which changes no graph; and the fingerprint of the graph that it is
-    made for. What becomes of that graph is no part of what is pickled; it follows from the graph and the
-    options.
+    caches know, ``detect_writes``, which changes no graph, and where they were given; and the fingerprint of
+    the graph that it is made for. What becomes of that graph is no part of what is pickled; it follows from
+    the graph and the options.
 
     Attributes:
         policy: How plans are chosen, if not by the options alone.
@@ -38,7 +38,7 @@ class Partitioner(partitioners.CustomPartitionerFn):
         self, options: Options, fingerprint: str = "", compilation: Compilation | None = None
     ) -> None:
         cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
-        self.options = replace(options, inductor={}, cost=cost, detect_writes=False)
+        self.options = replace(options, inductor={}, cost=cost, detect_writes=False, sources={})
         self.fingerprint = fingerprint
         self.policy = "" if compilation is None else repr(compilation.policy)
         self.compilation = compilation

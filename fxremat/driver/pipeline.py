@@ -405,6 +405,7 @@ def planned(
         lowest_peak_bytes=min(each.peak_bytes for each in choice.solutions),
         lowest_peak_lower_bound_bytes=choice.bounds.lowest_peak_bytes,
         planning_seconds=time.perf_counter() - start,
+        settings=options.settings,
     )
     made = Made(device_title(problem.graph), options.deciding, signature(problem.graph))
     return replace(report, notes=(*report.notes, *_notes(problem)), made=made)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from tabulate import tabulate
 
+from fxremat.driver.options import Setting
 from fxremat.driver.writes import ReadAgain
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
@@ -90,6 +91,7 @@ class Report:
         reads_again: The inputs and outputs of the graph that recomputation reads: nobody may write to them
             between the forward and the backward (``writes.py``).
         made: What the plan was made of; None for a plan that was given a report by itself.
+        settings: The options that held, each with where it was given; a planner of the user's by its name.
     """
 
     graph_name: str
@@ -110,6 +112,7 @@ class Report:
     lowered_peak_bytes: int | None = None
     reads_again: tuple[ReadAgain, ...] = ()
     made: Made | None = None
+    settings: tuple[Setting, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -152,6 +155,9 @@ class Report:
             ("recomputed nodes", f"{sum(self.solution.mirror_counts.values())} of {self.num_nodes}"),
             ("planner", f"{self.solution.planner}, {self.planning_seconds:.2f} s"),
         ]
+        given = [str(each) for each in self.settings if each.source not in ("default", "options")]
+        if given:
+            rows.append(("options", ", ".join(given)))
         if self.from_cache:
             rows.append(
                 ("cache", "the compiled graph was in a cache, with this report of when it was planned")
@@ -213,6 +219,7 @@ def make_report(
     lowest_peak_bytes: int,
     lowest_peak_lower_bound_bytes: int,
     planning_seconds: float,
+    settings: tuple[Setting, ...] = (),
 ) -> Report:
     """The report of a planned graph."""
     graph = problem.graph
@@ -231,6 +238,7 @@ def make_report(
         lowest_peak_lower_bound_bytes,
         tuple(_values(graph, problem, profile, solution)),
         (*_notes(graph, {life.name for life in profile.saved}), *filter(None, [solution.note])),
+        settings=settings,
     )
 
 

@@ -254,9 +254,10 @@ def test_a_fallback_is_said_again() -> None:
 
 
 def test_a_report_is_taken_over_by_the_graph_that_is_served() -> None:
-    """Under the name that the graph has in this process."""
+    """Under the name that the graph has in this process, and with where its options were given here."""
     report = report_of({"compiler": "eager"})
-    assert served(Outcome((report,))).reports == [replace(report, graph_name="graph 7", from_cache=True)]
+    here = {"graph_name": "graph 7", "settings": Options().settings}
+    assert served(Outcome((report,))).reports == [replace(report, from_cache=True, **here)]  # type: ignore[arg-type]
 
 
 def test_a_report_from_a_cache_says_so() -> None:

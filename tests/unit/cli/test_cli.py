@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import fxremat
-from fxremat.cli import command, demo
-from fxremat.device.rates import CPU
-from fxremat.errors import FxrematError, InfeasibleBudgetError
+from fxremat.cli import command, demo, env
+from fxremat.device.rates import CPU, PINNED
+from fxremat.driver.options import of_text
+from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionError
 
 SOURCE = """
 import torch
@@ -462,22 +463,53 @@ def test_errors_of_others_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("text", "budget"),
-    [
-        *[
-            ("8589934592", 8 << 30),
-            ("0.4", 0.4),
-            ("1.0", 1.0),
-            ("8GiB", "8GiB"),
-            ("min", "min"),
-            ("-1", "-1"),
-        ],
-        (None, None),
-    ],
+    [("8589934592", 8 << 30), ("0.4", 0.4), ("1.0", 1.0), ("8GiB", "8GiB"), ("min", "min"), ("none", None)],
 )
-def test_a_budget_is_read_as_in_python(text: str | None, budget: object) -> None:
+def test_a_budget_is_read_as_in_python(text: str, budget: object) -> None:
     """Digits are bytes, a point makes a fraction, the rest is for the options to judge."""
-    read = command._budget(text)
+    read = of_text("budget", text)
     assert (type(read), read) == (type(budget), budget)
+
+
+@pytest.mark.parametrize("text", ["-1", "", "1.5", "9" * 5000, "maximum"])
+def test_a_budget_that_is_none_is_refused(text: str) -> None:
+    """As in Python."""
+    with pytest.raises(InvalidOptionError, match="'budget'"):
+        of_text("budget", text)
+
+
+# --- What holds -------------------------------------------------------------------------------------------
+
+
+def test_env_prints_what_holds_and_from_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pinned_rates: Path
+) -> None:
+    """Options with their places, the version of torch, devices, rates and caches."""
+    monkeypatch.setenv("FXREMAT_BUDGET", "8GiB")
+    assert command.main(["env"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["budget", "'8GiB'", "FXREMAT_BUDGET", "FXREMAT_BUDGET"] in lines
+    assert ["scope", "'step'", "default", "FXREMAT_SCOPE"] in lines
+    assert ["torch", f"{torch.__version__},", "supported"] in lines
+    assert ["rates", "of", "cpu", "pinned", "in", str(pinned_rates / PINNED)] in lines
+
+
+def test_env_refuses_a_variable_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the one that may be meant."""
+    monkeypatch.setenv("FXREMAT_BUGDET", "8GiB")
+    assert command.main(["env"]) == 2
+    assert "Did you mean 'FXREMAT_BUDGET'" in capsys.readouterr().err
+
+
+def test_the_supported_versions_are_those_that_are_installed() -> None:
+    """What the command says is what the package requires."""
+    (oldest, newest) = (".".join(map(str, version)) for version in (env.OLDEST, env.NEWEST))
+    beyond = f"{env.NEWEST[0]}.{env.NEWEST[1] + 1}"
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
+    assert f'"torch>={oldest},<{beyond}"' in project
+    assert env.is_supported(f"{newest}.1+cu130") and not env.is_supported(f"{beyond}.0")
 
 
 # --- Calibrating ------------------------------------------------------------------------------------------
