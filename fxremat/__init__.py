@@ -10,6 +10,8 @@ from fxremat.arena.allocate import Allocation, allocate
 from fxremat.driver.ahead import survey
 from fxremat.driver.backend import fxremat_backend
 from fxremat.driver.capture import capture
+from fxremat.driver.fit import Fit
+from fxremat.driver.fitting import fit
 from fxremat.driver.journal import reports, steps
 from fxremat.driver.partitioner import partitioner
 from fxremat.driver.pipeline import frontier, plan
@@ -42,6 +44,7 @@ __all__ = [
     "PLANNERS",
     "Allocation",
     "CaptureError",
+    "Fit",
     "FxrematError",
     "GraphError",
     "InfeasibleBudgetError",
@@ -59,6 +62,7 @@ __all__ = [
     "allocate",
     "capture",
     "expand",
+    "fit",
     "frontier",
     "fxremat_backend",
     "partition",

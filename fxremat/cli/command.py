@@ -4,6 +4,7 @@
     fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
     fxremat plan --step STEP    the same of a training step of several graphs, which share one budget
     fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
+    fxremat fit MODEL       whether a card has room for training it, and for which batch; no GPU is needed
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
     fxremat calibrate       how fast this machine is, which plans are made by
     fxremat paper           a figure of the paper, made again
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -35,9 +35,9 @@ from fxremat.cli.parser import parser
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 
 if TYPE_CHECKING:
-    from fxremat.cli.example import Example
-    from fxremat.cli.fit import Fit
     from fxremat.device.absent import AbsentCard
+    from fxremat.driver.example import Example
+    from fxremat.driver.fit import Fit
     from fxremat.driver.report import Report
     from fxremat.graph.joint import JointGraph
 
@@ -160,6 +160,18 @@ def _frontier(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _fit_of(arguments: argparse.Namespace) -> int:
+    from fxremat.cli.fit import fit_of
+
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    found = fit_of(arguments)
+    print(found)
+    if arguments.json is not None:
+        _write_json(arguments.json, json.loads(found.to_json()))
+    return 0
+
+
 @contextlib.contextmanager
 def _card(arguments: argparse.Namespace) -> Iterator[AbsentCard | None]:
     """The card that was asked for, which need not be there; None for the devices that MODEL names."""
@@ -182,7 +194,13 @@ def _captured(
     next_stage()
     example, options = example_of(arguments.model, card), _options(arguments)
     next_stage()
-    graph = capture(example.model, *example.args, loss=example.loss, compiler=options["compiler"])
+    graph = capture(
+        example.model,
+        *example.positional,
+        loss=example.loss,
+        compiler=options["compiler"],
+        **example.named,
+    )
     if all(gradient is None for gradient in graph.backward_outputs):
         raise CaptureError(f"{graph.name} has no gradient to compute, so there is nothing to plan")
     return example, graph, options
@@ -277,12 +295,12 @@ def _check_generates_code(compiler: str, device: str) -> None:
 
 def _fit(example: Example, peak_bytes: int) -> Fit | None:
     """Whether a step of that peak fits the card that is not there; None where there is none."""
-    from fxremat.cli.fit import Fit
+    from fxremat.driver.fit import Fit, Room
 
     if example.card is None:
         return None
     card = example.card.card
-    return Fit(card.name, card.memory_bytes, example.held_bytes, peak_bytes)
+    return Fit(Room.of(card.name, card.memory_bytes, example), peak_bytes)
 
 
 def _first_that_fits(fits: Sequence[Fit | None]) -> str:
@@ -328,7 +346,7 @@ def _show(
     fields = {
         "graphs": [json.loads(report.to_json()) for report in reports],
         "measured_peak_bytes": dict(peaks) if fit is None else {},
-        "fit": None if fit is None else dataclasses.asdict(fit),
+        "fit": None if fit is None else json.loads(fit.to_json()),
     }
     _write_json(arguments.json, fields)
 
@@ -366,6 +384,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "demo": _demo,
     "plan": _plan,
     "frontier": _frontier,
+    "fit": _fit_of,
     "explain": _explain,
     "calibrate": _calibrate,
     "paper": _paper,

@@ -62,7 +62,43 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--again", action="store_true", help="forget all that was measured, and measure")
     calibrate.set_defaults(command="calibrate")
     _add_paper(commands, debug)
+    _add_fit(commands, debug)
     return found
+
+
+def _add_fit(commands: Any, debug: argparse.ArgumentParser) -> None:
+    fit = commands.add_parser(
+        "fit", parents=[debug], help="say whether a card has room for training a model; no GPU is needed"
+    )
+    fit.add_argument(
+        "model",
+        metavar="MODEL",
+        help="package.module:function or path/to/file.py:function; the function returns (model, args) or "
+        "(model, args, loss), and may have parameters with defaults, such as batch=8",
+    )
+    fit.add_argument(
+        "--device", metavar="CARD", help="a card such as h100, which need not be there; cuda (default) or cpu"
+    )
+    fit.add_argument("--memory", help="20GiB or a number of bytes, in place of all that the card has")
+    fit.add_argument(
+        "--optimizer",
+        help="adamw or another name of torch.optim, or MODULE:FUNCTION of yours that makes it of the "
+        "parameters (default: no optimizer's states are counted)",
+    )
+    fit.add_argument(
+        "--slowdown",
+        type=float,
+        help="how many times the time without fxremat a step may take, such as 1.2 (default: any)",
+    )
+    fit.add_argument(
+        "--largest",
+        metavar="PARAMETER",
+        help="a parameter of MODEL's function, such as batch: look for its largest value that fits",
+    )
+    fit.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")
+    fit.add_argument("--compiler", choices=("inductor", "eager"), default="inductor")
+    fit.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
+    fit.set_defaults(command="fit")
 
 
 def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:
