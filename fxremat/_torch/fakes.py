@@ -33,7 +33,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxremat._torch import partitioners
 
-__all__ = ["Rehearsal", "copied", "like", "outside_of_modes", "rehearsable", "tensors", "undisturbed"]
+__all__ = [
+    "Rehearsal",
+    "copied",
+    "is_fake",
+    "like",
+    "outside_of_modes",
+    "rehearsable",
+    "tensors",
+    "undisturbed",
+]
 
 
 class Rehearsal(FakeTensorMode):
@@ -143,6 +152,11 @@ def copied(values: Any, device: torch.device) -> Any:
     modules = [each for each in pytree.tree_leaves(values) if isinstance(each, nn.Module)]
     held = (tensor for each in modules for tensor in (*each.parameters(), *each.buffers()))
     return copy.deepcopy(values, {id(each): like(each, device) for each in (*held, *tensors(values))})
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has sizes, but no numbers."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
 
 
 def tensors(values: Any) -> list[Tensor]:

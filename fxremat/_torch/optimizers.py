@@ -12,20 +12,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer
 from torch.utils import _foreach_utils
 
-from fxremat._torch.fakes import Rehearsal, like, tensors
+from fxremat._torch.fakes import Rehearsal, is_fake, like, outside_of_modes, tensors
 
-__all__ = ["Update", "instances", "update_of"]
+__all__ = ["Update", "states_to_come", "update_of"]
 
 NUMBER = 1000  # steps that were taken, for one: what is special of the first is over
 
@@ -90,9 +90,38 @@ def update_of(optimizer: Optimizer, device: torch.device | None = None) -> Updat
     return Update(read, states, mode.peak_bytes - states)
 
 
-def instances() -> list[Optimizer]:
-    """The optimizers of this process, those that were made first in front."""
-    return [each for each in gc.get_objects() if isinstance(each, Optimizer)]
+def states_to_come(device: torch.device, assumed: int) -> int:
+    """Bytes of states on a device that the first steps of this process' optimizers will make.
+
+    Where no optimizer is there yet for what is trained on the device, or one cannot step on fake tensors, so
+    many states of each parameter's size are assumed.
+    """
+    alive = gc.get_objects()
+    found = [each for each in alive if issubclass(type(each), Optimizer)]
+    with outside_of_modes():
+        here = {each: held for each in found if (held := _trained(tensors(each.param_groups), device))}
+        if not here:
+            parameters = (each for each in alive if issubclass(type(each), nn.Parameter))
+            return assumed * _bytes(_trained(parameters, device))
+        return sum(_to_come(each, held, assumed) for each, held in here.items())
+
+
+def _to_come(optimizer: Optimizer, parameters: Sequence[Tensor], assumed: int) -> int:
+    present = _bytes(tensors(list(optimizer.state.values())))
+    try:
+        states = update_of(optimizer).states_bytes
+    except Exception:  # of the optimizer's step, which may raise anything
+        states = assumed * _bytes(parameters)
+    return max(0, states - present)
+
+
+def _trained(values: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """The tensors on a device that have a gradient to come."""
+    return [each for each in values if each.requires_grad and each.device == device and not is_fake(each)]
+
+
+def _bytes(values: Iterable[Tensor]) -> int:
+    return sum(each.nbytes() for each in {each.untyped_storage() for each in values})
 
 
 def _tensors(optimizer: Optimizer) -> list[Tensor]:

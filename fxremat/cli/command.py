@@ -192,7 +192,8 @@ def _captured(
     from fxremat.driver.capture import capture
 
     next_stage()
-    example, options = example_of(arguments.model, card), _options(arguments)
+    example = example_of(arguments.model, card)
+    options = _on_device(_options(arguments), example)
     next_stage()
     graph = capture(
         example.model,
@@ -213,7 +214,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     stages = _stages("importing", "compiling", *["measuring"] * is_measured)
     with _card(arguments) as card, stages as next_stage:
         next_stage()
-        example, options = example_of(arguments.model, card), _options(arguments)
+        example = example_of(arguments.model, card)
+        options = _on_device(_options(arguments), example)
         _check_generates_code(options["compiler"], example.device)
         next_stage()
         compiled, reports = _compile(example, options)
@@ -272,6 +274,20 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.json is not None:
         _check_writable(arguments.json)
     return options
+
+
+def _on_device(options: dict[str, Any], example: Example) -> dict[str, Any]:
+    """The options with bytes in the place of a part of what the device has free."""
+    from fxremat.driver import device_budget
+    from fxremat.driver.options import Options
+
+    if example.card is None:
+        return {**options, "budget": device_budget.resolved(Options.parse(options), example.leaves).budget}
+    card = example.card.card
+    return {
+        **options,
+        "budget": device_budget.on_card(options["budget"], card.name, card.memory_bytes, example),
+    }
 
 
 def _budget(text: str | None) -> int | float | str | None:

@@ -130,7 +130,8 @@ def _add_model_options(parser: argparse.ArgumentParser, is_model_needed: bool = 
     )
     parser.add_argument(
         "--budget",
-        help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, or min "
+        help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, min, device for "
+        "what the device has free, or a part of that such as 90%% "
         "(default: no more memory and time than without fxremat)",
     )
     parser.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")

@@ -32,10 +32,13 @@ def capacity_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def free_bytes(device: torch.device) -> int:
-    """What this process can still allocate on a CUDA device.
+def free_bytes(device: torch.device) -> int | None:
+    """What this process can still allocate on a device; None for a CPU, which others use as well.
 
-    That is what the driver has free, and what torch's allocator has reserved and does not use.
+    On a CUDA device that is what the driver has free, and what torch's allocator has reserved from it and
+    does not use.
     """
+    if device.type != "cuda":
+        return None
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

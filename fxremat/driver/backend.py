@@ -18,7 +18,7 @@ from torch import fx
 
 from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
-from fxremat.driver import ahead, cache, journal
+from fxremat.driver import ahead, cache, device_budget, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.options import Options
 from fxremat.driver.partitioner import Partitioner
@@ -59,7 +59,7 @@ def fxremat_backend(
         InfeasibleBudgetError: No plan fits the budget.
         RatesError: Rates are pinned, but can't be taken at their word.
     """
-    parsed = Options.parse(options, mode)
+    parsed = device_budget.resolved(Options.parse(options, mode), inputs)
     fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
     if parsed.budget is None or parsed.scope == "graph":
         if steps.rehearsal is not None:

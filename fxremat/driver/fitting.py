@@ -89,7 +89,7 @@ def fit(
         >>> layer, batch = nn.Linear(64, 64), torch.ones(256, 64)
         >>> found = fit(layer, (batch,), loss=torch.sum, optimizer="adam", device="cpu", memory="1MiB")
         >>> found.does_fit, found.room.states_bytes
-        (True, 33288)
+        (True, 33280)
     """
     most = _most_slowdown(slowdown)
     make, start = _maker(model, args, loss, largest)

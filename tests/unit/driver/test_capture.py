@@ -236,6 +236,6 @@ def test_a_model_is_told_that_it_is_compiled() -> None:
                 return x
             return x.sin()
 
-    graph = capture(Asks(), torch.ones(3, requires_grad=True), loss=torch.sum)
+    graph = fxremat.capture(Asks(), torch.ones(3, requires_grad=True), loss=torch.sum)
     assert "sin" in graph.index
     assert not torch.compiler.is_compiling()
