@@ -211,8 +211,12 @@ class _Place:
 @contextlib.contextmanager
 def _on(device: str | None, memory: int | str | None) -> Iterator[_Place]:
     """A device by name; for a card that is not there, it is stood in for."""
-    name = "cuda" if device is None else device
     own = ["cpu", *["cuda"] * torch.cuda.is_available()]
+    if device is None and "cuda" not in own:
+        raise InvalidOptionError(
+            "device", f"this machine has no GPU: name a card, {', '.join(CARDS)}, or 'cpu'."
+        )
+    name = "cuda" if device is None else device
     name = given.choice("device", name.lower() if isinstance(name, str) else name, (*CARDS, *own))
     given_bytes = _memory_bytes(memory)
     if name in own:

@@ -187,6 +187,11 @@ def test_a_fit_is_written_and_read() -> None:
             "the step of LBFGS on fake tensors, which have no numbers, raised TypeError",
         ),
         ({"device": "h1000"}, "Did you mean 'h100'"),
+        pytest.param(
+            {"device": None},
+            "this machine has no GPU: name a card, h200",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         ({"memory": 0.5}, "got 0.5, expected None, a number of bytes, '20GiB'"),
         ({"slowdown": 0.9}, "expected None, a number from 1"),
         ({"largest": "bacth"}, "Did you mean 'batch'"),
