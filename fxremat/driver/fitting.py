@@ -6,7 +6,9 @@ larger than the room (``fit.py`` has the terms).
 
 The largest size (a batch, a length) is found with few plans. What a step needs grows nearly linearly, so that
 the next size to look at is where a line through two sizes meets the limit; where that misses, bisection.
-The answer is a size that fits beside the next one, which doesn't.
+The answer is a size that fits beside the next one, which doesn't. Where plans are few and a slowdown is
+asked for, a size may be refused and a larger one not; so where the line from nothing through the answer leads
+beyond it, one size there is looked at as well.
 
 Left out: what was not traced, such as gradients that are kept from one backward to the next, copies of a
 gradient for communication, and a batch that is prepared while another is trained on.
@@ -44,6 +46,7 @@ __all__ = ["fit", "largest_fit"]
 GivenOptimizer: TypeAlias = "str | Optimizer | Callable[..., Optimizer] | None"
 
 MOST_LOOKS = 12  # at sizes along a line; bisection goes on from there
+MOST_LEAPS = 2  # beyond a size that does not fit, where a line says that larger ones do
 LARGEST = 1 << 40  # no size is larger
 
 
@@ -305,32 +308,43 @@ def largest_fit(at: Callable[[int], Fit], start: int) -> Fit:
     found: dict[int, Fit] = {}
     low, high, size = 0, 0, start  # high: 0 while all have fitted
     with tqdm(file=sys.stderr, disable=None, leave=False, unit="size") as bar:
-        while not high or high - low > 1:
+
+        def fits(size: int) -> bool:
             bar.set_description(f"looking at {size}")
             found[size] = at(size)
             bar.update()
-            low, high = (size, high) if found[size] else (low, size)
-            if low >= LARGEST:
-                raise InvalidOptionError("largest", f"any size fits: {size} does. It takes no memory.")
-            size = _next(found, low, high)
+            return found[size].does_fit
+
+        for _ in range(MOST_LEAPS + 1):
+            while not high or high - low > 1:
+                low, high = (size, high) if fits(size) else (low, size)
+                if low >= LARGEST:
+                    raise InvalidOptionError("largest", f"any size fits: {size} does. It takes no memory.")
+                size = _next(found, low, high)
+            answer = (low, high)
+            size = _met(found, low, 0) if low else 0
+            if size <= high or not fits(size):
+                break
+            low, high, size = size, 0, size + 1
+    low, high = answer
     if not low:
         return dataclasses.replace(found[high], looks=len(found))
     return dataclasses.replace(found[low], beyond=found[high], looks=len(found))
 
 
 def _next(found: Mapping[int, Fit], low: int, high: int) -> int:
-    """Where a line through two sizes meets what there is, within what is known."""
+    """The size to look at next, within what is known."""
     if high and len(found) >= MOST_LOOKS:
         return (low + high) // 2
-    most = high - 1 if high else 8 * low
-    return max(low + 1, min(most, _met(found)))
-
-
-def _met(found: Mapping[int, Fit]) -> int:
-    """The last size that a line through the two looked at last says to fit."""
-    *_, size = found
-    fits = found[size]
+    size = list(found)[-1]
     before = list(found)[-2] if len(found) > 1 else 0
+    most = high - 1 if high else 8 * low
+    return max(low + 1, min(most, _met(found, size, before)))
+
+
+def _met(found: Mapping[int, Fit], size: int, before: int) -> int:
+    """The last size that fits by a line through two; 0 stands for what is held without a batch."""
+    fits = found[size]
     room = fits.room
     needed = room.held_bytes + fits.least_needed_bytes
     if before:
@@ -338,6 +352,6 @@ def _met(found: Mapping[int, Fit]) -> int:
     else:
         needed_before = room.held_bytes - room.batch_bytes
     growth = (needed - needed_before) / (size - before)
-    if growth <= 0:
-        return LARGEST
-    return size + int((room.memory_bytes - room.reserved_bytes - needed) // growth)
+    if growth > 0:
+        return size + int((room.memory_bytes - room.reserved_bytes - needed) // growth)
+    return _met(found, size, 0) if before else LARGEST

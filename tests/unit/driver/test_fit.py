@@ -260,6 +260,17 @@ def test_few_sizes_are_looked_at(start: int, needs: Callable[[int], int]) -> Non
     assert found.looks == len(looked) == len(set(looked)) <= 14
 
 
+def test_a_size_that_is_refused_hides_no_larger_one() -> None:
+    """The plan of 65 happens to be too slow, and its next takes more; that of the others is not."""
+
+    def at(size: int) -> Fit:
+        peak = 10 * size + 400 * (size in (65, 66))
+        return of(2000, 900, peak, least_bytes=peak, size=("n", size))
+
+    found = largest_fit(at, 64)
+    assert found.size == ("n", 100) and found.beyond is not None and found.beyond.size == ("n", 101)
+
+
 def test_where_nothing_fits_the_least_size_says_so() -> None:
     """What is held has no room, whatever the size."""
     found = largest_fit(lambda size: of(100, 200, size, size=("n", size)), 8)
