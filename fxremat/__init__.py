@@ -10,6 +10,8 @@ from fxremat.arena.allocate import Allocation, allocate
 from fxremat.driver.ahead import survey
 from fxremat.driver.backend import fxremat_backend
 from fxremat.driver.capture import capture
+from fxremat.driver.fit import Fit
+from fxremat.driver.fitting import fit
 from fxremat.driver.journal import reports, steps
 from fxremat.driver.partitioner import partitioner
 from fxremat.driver.pipeline import frontier, make_plan, plan
@@ -49,6 +51,7 @@ __all__ = [
     "PLANNERS",
     "Allocation",
     "CaptureError",
+    "Fit",
     "FxrematError",
     "GraphError",
     "InfeasibleBudgetError",
@@ -73,6 +76,7 @@ __all__ = [
     "diff_plans",
     "enabled",
     "expand",
+    "fit",
     "frontier",
     "fxremat_backend",
     "install",

@@ -405,15 +405,30 @@ def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
 def export_joint(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
 ) -> Any:
-    """Yield ``(joint graph module, number of forward outputs)`` traced from a module."""
+    """Yield ``(joint graph module, number of forward outputs)`` traced from a module.
+
+    A model that asks is told that it is being compiled: what it does otherwise may need numbers.
+    """
     import torch._inductor.lowering  # noqa: F401 (the decomposition of pooling refers to it)
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table() if decompose else None
     with contextlib.ExitStack() as stack:
-        joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
+        with _is_compiling():
+            joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
         metadata = joint._aot_state.fw_metadata
         yield joint.graph_module, metadata.num_forward
+
+
+@contextlib.contextmanager
+def _is_compiling() -> Iterator[None]:
+    """Have ``torch.compiler.is_compiling()`` be true."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def unlimited_recompilation() -> contextlib.AbstractContextManager[None]:

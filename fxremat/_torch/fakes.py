@@ -20,7 +20,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import register_bytecode_hook
@@ -33,7 +33,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxremat._torch import partitioners
 
-__all__ = ["Rehearsal", "outside_of_modes", "rehearsable", "undisturbed"]
+__all__ = [
+    "Rehearsal",
+    "copied",
+    "is_fake",
+    "like",
+    "outside_of_modes",
+    "rehearsable",
+    "tensors",
+    "undisturbed",
+]
 
 
 class Rehearsal(FakeTensorMode):
@@ -95,6 +104,28 @@ class Rehearsal(FakeTensorMode):
         self._known.update(each.untyped_storage() for each in values if isinstance(each, FakeTensor))
 
     @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Make fake tensors inside, and count none of them: a model, a batch.
+
+        A module's ``to`` swaps its fake parameters for others, which torch refuses while anything refers to
+        them weakly; so the mode forgets by which it would know them again.
+        """
+        swap = torch.utils.swap_tensors
+
+        def swap_forgotten(first: Tensor, second: Tensor) -> None:
+            memo = self.fake_tensor_converter.meta_converter.tensor_memo
+            for key in [key for key, tensor in memo.items() if tensor is first or tensor is second]:
+                del memo[key]
+            swap(first, second)  # type: ignore[no-untyped-call]
+
+        torch.utils.swap_tensors = swap_forgotten
+        try:
+            with self, self.uncounted():
+                yield
+        finally:
+            torch.utils.swap_tensors = swap
+
+    @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Count nothing that is made inside."""
         was_counting, self._is_counting = self._is_counting, False
@@ -102,6 +133,35 @@ class Rehearsal(FakeTensorMode):
             yield
         finally:
             self._is_counting = was_counting
+
+
+def like(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """A tensor of the same sizes, for the mode that is in force; on the device of the other, or on one."""
+    found = torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or tensor.device
+    )
+    needs = tensor.requires_grad
+    return nn.Parameter(found, needs) if isinstance(tensor, nn.Parameter) else found.requires_grad_(needs)
+
+
+def copied(values: Any, device: torch.device) -> Any:
+    """Values like others, modules among them, with fake tensors on a device in the place of all tensors.
+
+    To be called under ``Rehearsal.making``.
+    """
+    modules = [each for each in pytree.tree_leaves(values) if isinstance(each, nn.Module)]
+    held = (tensor for each in modules for tensor in (*each.parameters(), *each.buffers()))
+    return copy.deepcopy(values, {id(each): like(each, device) for each in (*held, *tensors(values))})
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has sizes, but no numbers."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """The tensors that stand in containers, however deep."""
+    return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
 
 
 def rehearsable(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

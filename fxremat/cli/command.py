@@ -4,6 +4,7 @@
     fxremat plan MODEL      what would be kept and recomputed; nothing is compiled, no step is taken
     fxremat plan --step STEP    the same of a training step of several graphs, which share one budget
     fxremat frontier MODEL  what the model can be trained for: peak against time, as a table and a plot
+    fxremat fit MODEL       whether a card has room for training it, and for which batch; no GPU is needed
     fxremat explain MODEL   compiles the model, takes one training step, and prints what was done
     fxremat diff FIRST SECOND   what differs between two plans that --save has written
     fxremat calibrate       how fast this machine is, which plans are made by
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -37,9 +37,9 @@ from fxremat.cli.parser import parser
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 
 if TYPE_CHECKING:
-    from fxremat.cli.example import Example
-    from fxremat.cli.fit import Fit
     from fxremat.device.absent import AbsentCard
+    from fxremat.driver.example import Example
+    from fxremat.driver.fit import Fit
     from fxremat.driver.report import Report
     from fxremat.graph.joint import JointGraph
 
@@ -166,6 +166,18 @@ def _frontier(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _fit_of(arguments: argparse.Namespace) -> int:
+    from fxremat.cli.fit import fit_of
+
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    found = fit_of(arguments)
+    print(found)
+    if arguments.json is not None:
+        _write_json(arguments.json, json.loads(found.to_json()))
+    return 0
+
+
 @contextlib.contextmanager
 def _card(arguments: argparse.Namespace) -> Iterator[AbsentCard | None]:
     """The card that was asked for, which need not be there; None for the devices that MODEL names."""
@@ -186,9 +198,16 @@ def _captured(
     from fxremat.driver.capture import capture
 
     next_stage()
-    example, options = example_of(arguments.model, card), _options(arguments)
+    example = example_of(arguments.model, card)
+    options = _on_device(_options(arguments), example)
     next_stage()
-    graph = capture(example.model, *example.args, loss=example.loss, compiler=options["compiler"])
+    graph = capture(
+        example.model,
+        *example.positional,
+        loss=example.loss,
+        compiler=options["compiler"],
+        **example.named,
+    )
     if all(gradient is None for gradient in graph.backward_outputs):
         raise CaptureError(f"{graph.name} has no gradient to compute, so there is nothing to plan")
     return example, graph, options
@@ -201,7 +220,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     stages = _stages("importing", "compiling", *["measuring"] * is_measured)
     with _card(arguments) as card, stages as next_stage:
         next_stage()
-        example, options = example_of(arguments.model, card), _options(arguments)
+        example = example_of(arguments.model, card)
+        options = _on_device(_options(arguments), example)
         _check_generates_code(options["compiler"], example.device)
         next_stage()
         compiled, reports = _compile(example, options)
@@ -286,6 +306,20 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def _on_device(options: dict[str, Any], example: Example) -> dict[str, Any]:
+    """The options with bytes in the place of a part of what the device has free."""
+    from fxremat.driver import device_budget
+    from fxremat.driver.options import Options
+
+    if example.card is None:
+        return {**options, "budget": device_budget.resolved(Options.parse(options), example.leaves).budget}
+    card = example.card.card
+    return {
+        **options,
+        "budget": device_budget.on_card(options["budget"], card.name, card.memory_bytes, example),
+    }
+
+
 def _check_generates_code(compiler: str, device: str) -> None:
     from fxremat._torch.compilers import missing_compiler
 
@@ -298,12 +332,12 @@ def _check_generates_code(compiler: str, device: str) -> None:
 
 def _fit(example: Example, peak_bytes: int) -> Fit | None:
     """Whether a step of that peak fits the card that is not there; None where there is none."""
-    from fxremat.cli.fit import Fit
+    from fxremat.driver.fit import Fit, Room
 
     if example.card is None:
         return None
     card = example.card.card
-    return Fit(card.name, card.memory_bytes, example.held_bytes, peak_bytes)
+    return Fit(Room.of(card.name, card.memory_bytes, example), peak_bytes)
 
 
 def _first_that_fits(fits: Sequence[Fit | None]) -> str:
@@ -349,7 +383,7 @@ def _show(
     fields = {
         "graphs": [json.loads(report.to_json()) for report in reports],
         "measured_peak_bytes": dict(peaks) if fit is None else {},
-        "fit": None if fit is None else dataclasses.asdict(fit),
+        "fit": None if fit is None else json.loads(fit.to_json()),
     }
     _write_json(arguments.json, fields)
 
@@ -387,6 +421,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "demo": _demo,
     "plan": _plan,
     "frontier": _frontier,
+    "fit": _fit_of,
     "explain": _explain,
     "diff": _diff,
     "calibrate": _calibrate,

@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     _add_env(commands, debug)
     _add_paper(commands, debug)
     _add_diff(commands, debug)
+    _add_fit(commands, debug)
     return found
 
 
@@ -89,6 +90,41 @@ def _add_env(commands: Any, debug: argparse.ArgumentParser) -> None:
         "env", parents=[debug], help="print which options hold here and from where, devices, rates and caches"
     )
     env.set_defaults(command="env")
+
+
+def _add_fit(commands: Any, debug: argparse.ArgumentParser) -> None:
+    fit = commands.add_parser(
+        "fit", parents=[debug], help="say whether a card has room for training a model; no GPU is needed"
+    )
+    fit.add_argument(
+        "model",
+        metavar="MODEL",
+        help="package.module:function or path/to/file.py:function; the function returns (model, args) or "
+        "(model, args, loss), and may have parameters with defaults, such as batch=8",
+    )
+    fit.add_argument(
+        "--device", metavar="CARD", help="a card such as h100, which need not be there; cuda (default) or cpu"
+    )
+    fit.add_argument("--memory", help="20GiB or a number of bytes, in place of all that the card has")
+    fit.add_argument(
+        "--optimizer",
+        help="adamw or another name of torch.optim, or MODULE:FUNCTION of yours that makes it of the "
+        "parameters (default: no optimizer's states are counted)",
+    )
+    fit.add_argument(
+        "--slowdown",
+        type=float,
+        help="how many times the time without fxremat a step may take, such as 1.2 (default: any)",
+    )
+    fit.add_argument(
+        "--largest",
+        metavar="PARAMETER",
+        help="a parameter of MODEL's function, such as batch: look for its largest value that fits",
+    )
+    fit.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")
+    fit.add_argument("--compiler", choices=("inductor", "eager"), default="inductor")
+    fit.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE as JSON")
+    fit.set_defaults(command="fit")
 
 
 def _add_paper(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -120,7 +156,8 @@ def _add_model_options(parser: argparse.ArgumentParser, is_model_needed: bool = 
     )
     parser.add_argument(
         "--budget",
-        help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, or min "
+        help="8GiB, a number of bytes, a fraction of the peak without fxremat such as 0.4, min, device for "
+        "what the device has free, or a part of that such as 90%% "
         "(default: no more memory and time than without fxremat)",
     )
     parser.add_argument("--planner", default="auto", help="a planner's name, or MODULE:FUNCTION of your own")

@@ -25,15 +25,20 @@ _Made = TypeVar("_Made")
 
 
 class AbsentCard:
-    """What can be done with a card that is not there, inside of ``absent``."""
+    """What can be done with a card that is not there, inside of ``absent``.
+
+    Attributes:
+        card: The card.
+        mode: In which its tensors are fake.
+    """
 
     def __init__(self, card: Card) -> None:
         self.card = card
-        self._mode = fakes.Rehearsal()
+        self.mode = fakes.Rehearsal()
 
     def make(self, function: Callable[[], _Made]) -> _Made:
         """What a function returns, all tensors that it makes being fake."""
-        with self._mode, self._mode.uncounted():
+        with self.mode.making():
             return function()
 
     def hold(self, module: nn.Module, values: Any) -> Any:
@@ -42,15 +47,15 @@ class AbsentCard:
 
     def running(self) -> contextlib.AbstractContextManager[object]:
         """Run on fake tensors what has been compiled."""
-        return self._mode
+        return self.mode
 
     def peak_bytes(self, step: Callable[[], object]) -> int:
         """The most bytes that a step has live on top of what was live before."""
         gc.collect()
-        start = self._mode.peak_bytes = self._mode.live_bytes
+        start = self.mode.peak_bytes = self.mode.live_bytes
         with self.running():
             step()
-        return self._mode.peak_bytes - start
+        return self.mode.peak_bytes - start
 
 
 def card_named(name: str) -> Card:

@@ -206,6 +206,33 @@ def post(
         return None
 
 
+def least(key: str, own: int) -> int:
+    """The least of what all ranks have found, and what this one has if it is alone.
+
+    It waits for those that have not told theirs, for a while only: one may have no such thing to tell.
+
+    Args:
+        key: The same on all ranks, and for nothing else.
+        own: What this rank has found.
+    """
+    group = processes.group()
+    if group is None:
+        return own
+    try:
+        group.tell(f"{key}/{group.rank}", str(own).encode())
+        ranks = [f"{key}/{rank}" for rank in range(group.size)]
+        _waited(lambda: all(group.told(each) is not None for each in ranks), Round.patience_seconds)
+        told = [int(each) for each in map(group.told, ranks) if each is not None]
+        agreed = int(group.first(f"{key}/least", str(min(told))))
+    except StoreLost as error:
+        warnings.warn(f"fxremat: rank {group.rank} has a budget of its own: {error}", stacklevel=2)
+        return own
+    if agreed > own:
+        late = "the others had agreed on a larger one before it told of its own"
+        warnings.warn(f"fxremat: rank {group.rank} has a budget of its own: {late}", stacklevel=2)
+    return min(agreed, own)
+
+
 def digest_of(graphs: Sequence[Graph], order: object) -> str:
     """The same for ranks whose graphs have the same nodes, sizes and options, and are called in one order.
 

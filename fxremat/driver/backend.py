@@ -18,7 +18,7 @@ from torch import fx
 
 from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
-from fxremat.driver import ahead, cache, journal, settings
+from fxremat.driver import ahead, cache, device_budget, journal, settings
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.options import Options, checked
 from fxremat.driver.partitioner import Partitioner
@@ -73,6 +73,7 @@ def compile_under(parsed: Options, module: fx.GraphModule, inputs: Sequence[Any]
         PlanMismatchError: Plans are given, and none is for this graph.
         RatesError: Rates are pinned, but can't be taken at their word.
     """
+    parsed = device_budget.resolved(parsed, inputs)
     fingerprint, name = cache.fingerprint(module, inputs), journal.graph_name()
     if parsed.budget is None or parsed.plan is not None or parsed.scope == "graph":
         if steps.rehearsal is not None:

@@ -1,8 +1,9 @@
 """Options: what a user may ask for, checked once and frozen.
 
 A budget is None (the least time that costs no more memory than the compiler's default), a number of bytes,
-a text such as ``"8GiB"`` (without a unit: whole bytes), a fraction of the peak without fxremat, or
-``"min"`` (the least peak at hand).
+a text such as ``"8GiB"`` (without a unit: whole bytes), a fraction of the peak without fxremat,
+``"min"`` (the least peak at hand), ``"device"`` (what the device has free) or a part of that, ``"90%"``. The
+backend makes bytes of the last two when the first graph is compiled (``device_budget.py``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ COMPILERS = ("inductor", "eager")
 ON_ERROR = ("raise", "fallback")
 SCOPES = ("step", "graph")
 _PLANNERS_OWN = frozenset({"planner", "time_limit_seconds"})
-_BUDGETS = "None, a number of bytes below 2**63, '8GiB', a fraction of the peak such as 0.4, or 'min'"
+_BUDGETS = (
+    "None, a number of bytes below 2**63, '8GiB', a fraction of the peak such as 0.4, 'min', 'device', or a "
+    "part such as '90%' of what the device has free"
+)
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _PREFIXES = {
@@ -246,6 +251,8 @@ def check_budget(budget: object) -> Budget:
         return None
     if isinstance(budget, str) and (budget == "min" or _bytes_of_text(budget) is not None):
         return str(budget)
+    if share_of_device(budget) is not None:
+        return str(budget)
     size = given.whole(budget)
     if size is not None:
         return size
@@ -312,6 +319,69 @@ _READERS: dict[str, Callable[[object], Any]] = {
 OWN = tuple(_READERS)
 
 
+def share_of_device(budget: object) -> float | None:
+    """The part of what a device has free that a budget is; None for a budget of another kind.
+
+    >>> [share_of_device(budget) for budget in ("device", "90%", 0.9, "8GiB")]
+    [1.0, 0.9, None, None]
+
+    Raises:
+        InvalidOptionError: It is no part, but more, or nothing.
+    """
+    if not isinstance(budget, str):
+        return None
+    if budget == "device":
+        return 1.0
+    match = _PERCENT.fullmatch(budget.strip())
+    if match is None:
+        return None
+    share = float(match[1]) / 100
+    if not 0 < share <= 1:
+        problem = f"{budget!r} is a part of what the device has free: give above 0% and up to 100%."
+        raise InvalidOptionError("budget", problem)
+    return share
+
+
+def is_size(budget: Budget) -> bool:
+    """Whether a budget is a number of bytes, whatever the graph.
+
+    >>> [is_size(budget) for budget in (None, "min", 0.5, "90%", 100, "8GiB")]
+    [False, False, False, False, True, True]
+    """
+    if budget is None or budget == "min" or isinstance(budget, float):
+        return False
+    return share_of_device(budget) is None
+
+
+def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:
+    """The budget in bytes; None for None and ``"min"``, which are not numbers of bytes.
+
+    >>> resolve_budget("1.5KiB", 0), resolve_budget(0.25, 4096), resolve_budget(100, 0)
+    (1536, 1024, 100)
+    """
+    budget = check_budget(budget)
+    share = share_of_device(budget)
+    if share is not None:
+        problem = (
+            f"{budget!r} is a part of what a device has free, which torch.compile(backend='fxremat') and the "
+            f"command line ask it for. Here give bytes, or {share:g}: of the peak without fxremat."
+        )
+        raise InvalidOptionError("budget", problem)
+    if isinstance(budget, str):
+        return None if budget == "min" else _bytes_of_text(budget)
+    return int(budget * baseline_peak_bytes) if isinstance(budget, float) else budget
+
+
+def _bytes_of_text(text: str) -> int | None:
+    """The number of bytes that a text names; None if it names none, or one that can't be counted."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    scale = _UNITS.get(match[2], 0) if match is not None else 0
+    if match is None or scale == 0 or (scale == 1 and "." in match[1]):
+        return None
+    size = Decimal(match[1]) * scale
+    return int(size) if size <= given.MOST_BYTES else None
+
+
 # --- Text ---------------------------------------------------------------------------------------------
 
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
@@ -344,34 +414,3 @@ def _number(text: str) -> int | float | str | None:
     if not text.replace(".", "", 1).isdecimal():
         return text
     return float(text) if "." in text or len(text) > 20 else int(text)
-
-
-def is_size(budget: Budget) -> bool:
-    """Whether a budget is a number of bytes, whatever the graph.
-
-    >>> [is_size(budget) for budget in (None, "min", 0.5, 100, "8GiB")]
-    [False, False, False, True, True]
-    """
-    return budget is not None and budget != "min" and not isinstance(budget, float)
-
-
-def resolve_budget(budget: Budget, baseline_peak_bytes: int) -> int | None:
-    """The budget in bytes; None for None and ``"min"``, which are not numbers of bytes.
-
-    >>> resolve_budget("1.5KiB", 0), resolve_budget(0.25, 4096), resolve_budget(100, 0)
-    (1536, 1024, 100)
-    """
-    budget = check_budget(budget)
-    if isinstance(budget, str):
-        return None if budget == "min" else _bytes_of_text(budget)
-    return int(budget * baseline_peak_bytes) if isinstance(budget, float) else budget
-
-
-def _bytes_of_text(text: str) -> int | None:
-    """The number of bytes that a text names; None if it names none, or one that can't be counted."""
-    match = _SIZE.fullmatch(text.strip().lower())
-    scale = _UNITS.get(match[2], 0) if match is not None else 0
-    if match is None or scale == 0 or (scale == 1 and "." in match[1]):
-        return None
-    size = Decimal(match[1]) * scale
-    return int(size) if size <= given.MOST_BYTES else None

@@ -15,7 +15,7 @@ from fxremat._torch import compilers, partitioners
 from fxremat.device import calibrate
 from fxremat.driver import journal
 from fxremat.driver.compilation import Compilation
-from fxremat.driver.options import Options
+from fxremat.driver.options import Options, share_of_device
 from fxremat.driver.policy import Asking
 from fxremat.errors import FxrematError, InvalidOptionError
 
@@ -123,4 +123,7 @@ def partitioner(**options: Any) -> Partitioner:
         raise InvalidOptionError(name, "is Inductor's own. Give it to torch.compile, beside the partitioner.")
     if parsed.detect_writes:
         raise InvalidOptionError("detect_writes", "is for backend='fxremat'; a partitioner runs no graph.")
+    if share_of_device(parsed.budget) is not None:
+        problem = f"{parsed.budget!r} is for backend='fxremat', which asks the device. Give bytes."
+        raise InvalidOptionError("budget", problem)
     return Partitioner(parsed)

@@ -73,7 +73,7 @@ def reading():
 """
 
 
-@pytest.mark.parametrize("name", ["plan", "explain", "frontier"])
+@pytest.mark.parametrize("name", ["plan", "explain", "frontier", "fit"])
 def test_the_command_line_says_whether_it_fits(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,3 +225,17 @@ def test_a_loss_that_cannot_be_called_is_refused() -> None:
     """By its name."""
     with pytest.raises(InvalidOptionError, match="option 'loss': got 3"):
         fxremat.capture(nn.Linear(2, 2), torch.ones(2), loss=3)  # type: ignore[arg-type]
+
+
+def test_a_model_is_told_that_it_is_compiled() -> None:
+    """What it does for real numbers alone, it leaves out; as under torch.compile."""
+
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling() and x.sum().item() > 0:
+                return x
+            return x.sin()
+
+    graph = fxremat.capture(Asks(), torch.ones(3, requires_grad=True), loss=torch.sum)
+    assert "sin" in graph.index
+    assert not torch.compiler.is_compiling()
