@@ -9,12 +9,32 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fxremat.errors import InvalidOptionError
 
 MOST_BYTES = 2**63 - 1  # what the arrays of live bytes count in; no address lies above
 MOST_SECONDS = 1e30  # sums of so many, and the steps that a search may take in them, are finite
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option that holds, for a person.
+
+    Attributes:
+        name: The option.
+        value: Its value, as Python writes it.
+        source: Where it was given: ``"options"``, ``"fxremat.configure()"``, ``"FXREMAT_BUDGET"``,
+            ``"default"`` and their like (``driver/settings.py``).
+    """
+
+    name: str
+    value: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value} from {self.source}"
 
 
 def choice(option: str, value: object, allowed: Iterable[str], *others: str) -> str:

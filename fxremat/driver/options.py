@@ -21,6 +21,7 @@ from fxremat._torch import compilers
 from fxremat.driver.planfile import PlanFile
 from fxremat.driver.planjson import load_plan
 from fxremat.errors import InvalidOptionError, shown
+from fxremat.given import Setting
 from fxremat.planners import PLANNERS
 from fxremat.predict.cost import check_cost
 
@@ -48,25 +49,6 @@ _UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
     for power, (short, long) in enumerate(prefixes, start=1)
     for unit in (short, f"{short}b", f"{short}byte", f"{short}bytes", f"{long}byte", f"{long}bytes")
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """An option that holds, for a person.
-
-    Attributes:
-        name: The option.
-        value: Its value, as Python writes it.
-        source: Where it was given: ``"options"``, ``"fxremat.configure()"``, ``"FXREMAT_BUDGET"``,
-            ``"default"`` and their like (``settings.py``).
-    """
-
-    name: str
-    value: str
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.value} from {self.source}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 
 from tabulate import tabulate
 
-from fxremat.driver.options import Setting
 from fxremat.driver.writes import ReadAgain
+from fxremat.given import Setting
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
 from fxremat.graph.signature import Signature

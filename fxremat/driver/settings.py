@@ -23,8 +23,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxremat.driver.options import OWN, Options, Setting, checked, of_text
+from fxremat.driver.options import OWN, Options, checked, of_text
 from fxremat.errors import InvalidOptionError, near_matches
+from fxremat.given import Setting
 
 PREFIX = "FXREMAT_"
 VARIABLES = {f"{PREFIX}{name.upper()}": name for name in OWN}

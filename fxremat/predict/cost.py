@@ -13,6 +13,7 @@ loops are not run alone: theirs are the roofline's, and the external kernels' ar
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -108,19 +109,19 @@ def _of_nodes(graph: JointGraph, seconds_of: Mapping[str, float]) -> Mapping[str
 
 
 def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> float:
-    """Seconds of one run of a resolved and lowered schedule."""
-    total = 0.0
+    """Seconds of one run of a resolved and lowered schedule; the same for the same work in another order."""
+    found: list[float] = []
     materialised, read_seconds = lowering.materialised, costs.read
     for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
         if costs.is_view[position]:
             continue
-        total += costs.fixed[position]
+        found.append(costs.fixed[position])
         if materialised[step]:
-            total += costs.write[position]
+            found.append(costs.write[position])
         for operand, read in zip(graph.nodes[position].operands, reads, strict=True):
             if read is None or materialised[read]:
-                total += read_seconds[operand]
-    return total
+                found.append(read_seconds[operand])
+    return math.fsum(found)
 
 
 def _given(graph: JointGraph, seconds_of: Mapping[str, float]) -> Costs:
