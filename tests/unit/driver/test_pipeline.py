@@ -441,7 +441,7 @@ def test_errors_are_of_the_family() -> None:
 
 def test_the_frontier_falls_in_peak_and_rises_in_time() -> None:
     """Strictly, from the least time to the least peak; a budget is served from it."""
-    graph = chain(32)
+    graph = chain(20)
     points = fxremat.frontier(graph, fusion="none")
     peaks, seconds = [each.peak_bytes for each in points], [each.seconds for each in points]
     assert len(points) > 10
