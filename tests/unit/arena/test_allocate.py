@@ -204,6 +204,7 @@ def test_the_arena_of_a_model_is_its_liveness_peak(name: str) -> None:
         assert sharing <= arenas(graph, schedule, "pool")[-1]
 
 
+@pytest.mark.slow
 def test_the_arena_of_a_deep_network() -> None:
     """Two thousand nodes; the factor of two to three that the paper reports for training is there."""
     torch.manual_seed(0)

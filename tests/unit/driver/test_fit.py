@@ -223,7 +223,7 @@ def test_what_has_no_gradient_is_refused() -> None:
 # --- The largest size ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slowdown", [None, 1.05])
+@pytest.mark.parametrize("slowdown", [pytest.param(None, marks=pytest.mark.slow), 1.05])
 def test_the_largest_batch_fits_and_the_next_one_does_not(slowdown: float | None) -> None:
     """Both by the same prediction as a fit of that batch alone."""
     found = fitted(optimizer="sgd", largest="batch", memory="2MiB", slowdown=slowdown)

@@ -228,7 +228,7 @@ def test_drawn_schedules_are_bounded(drawn: tuple[JointGraph, fxremat.Schedule],
     assert_bounded(graph, "none", [schedule, identity(graph)])
 
 
-@few(40)
+@few(20)
 @given(networks(), st.integers(0, 2**16))
 def test_traced_schedules_are_bounded(network: Network, seed: int) -> None:
     """For graphs of operators and each memory model."""
