@@ -21,7 +21,7 @@ def summary() -> str:
     """The options that hold, each with its value and its place; then versions, devices and caches.
 
     Raises:
-        InvalidOptionError: A variable of the environment has an unknown name or value.
+        InvalidOptionError: A variable of the environment is misspelt, or has an unknown value.
         RatesError: Rates are pinned, but can't be taken at their word.
     """
     variables = {option: variable for variable, option in VARIABLES.items()}

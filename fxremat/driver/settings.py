@@ -17,6 +17,7 @@ every cache, where they were given is not.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -24,12 +25,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fxremat.driver.options import OWN, Options, checked, of_text
-from fxremat.errors import InvalidOptionError, near_matches
+from fxremat.errors import InvalidOptionError
 from fxremat.given import Setting
 
 PREFIX = "FXREMAT_"
 VARIABLES = {f"{PREFIX}{name.upper()}": name for name in OWN}
 _OTHERS = ("FXREMAT_CACHE_DIR",)  # variables that are no options
+MISSPELT = 0.7  # how alike a misspelling and what it stands for are, as difflib counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def settings() -> tuple[Setting, ...]:
     """The options that would hold for a graph that ``backend="fxremat"`` compiled here and now.
 
     Raises:
-        InvalidOptionError: A variable of the environment has an unknown name or value.
+        InvalidOptionError: A variable of the environment is misspelt, or has an unknown value.
     """
     return in_force().settings
 
@@ -104,8 +106,8 @@ def in_force(*nearest: Layer) -> Options:
         *nearest: What its own compilation gives, the nearest first.
 
     Raises:
-        InvalidOptionError: A variable of the environment has an unknown name or value, or two options that
-            come together here exclude each other.
+        InvalidOptionError: A variable of the environment is misspelt or has an unknown value, or two options
+            that come together here exclude each other.
     """
     places = [_of_process[place] for place in ("install", "configure") if place in _of_process]
     layers = [*nearest, *enclosing.get(), *places, *_environment(os.environ)]
@@ -123,10 +125,19 @@ def _environment(variables: Mapping[str, str]) -> Iterator[Layer]:
         if not variable.startswith(PREFIX) or variable in _OTHERS:
             continue
         if variable not in VARIABLES:
-            known = (*VARIABLES, *_OTHERS)
-            raise InvalidOptionError(variable, "is no variable of fxremat's.", near_matches(variable, known))
+            meant = _meant(variable)
+            if meant:
+                raise InvalidOptionError(variable, "is no variable of fxremat's.", meant)
+            continue
         if variables[variable].strip():
             yield Layer(variable, {VARIABLES[variable]: _read(variable, variables[variable])})
+
+
+def _meant(variable: str) -> list[str]:
+    """The variables of which one may be a misspelling; none for one that somebody else has use for."""
+    names = [each.removeprefix(PREFIX) for each in (*VARIABLES, *_OTHERS)]
+    found = difflib.get_close_matches(variable.removeprefix(PREFIX), names, cutoff=MISSPELT)
+    return [f"{PREFIX}{name}" for name in found]
 
 
 def _read(variable: str, text: str) -> object:

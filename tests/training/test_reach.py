@@ -165,6 +165,12 @@ def test_a_wrong_variable_is_named(
     assert caught.value.near_matches[:1] == ((near,) if near else caught.value.near_matches[:1])
 
 
+def test_a_variable_of_somebody_elses_is_let_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It resembles none of ours."""
+    monkeypatch.setenv("FXREMAT_NIGHTLY_RUN", "1")
+    assert held("budget") == ("None", "default")
+
+
 def test_options_that_exclude_each_other_are_told_with_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each alone may be right."""
     monkeypatch.setenv("FXREMAT_INPLACE", "0")
