@@ -161,18 +161,19 @@ def roofline(graph: JointGraph, known: Rates | None = None) -> Costs:
         view = index < graph.num_inputs or is_number or graph.loops[index].kind is loops.Kind.VIEW
         is_view.append(view)
         read.append(traffic)
-        launch = own.launch_seconds if graph.loops[index].kind in loops.LOOPS else 0.0
-        write.append(0.0 if view else traffic + launch)
-        fixed.append(0.0 if view else _fixed_seconds(node, own) - launch)
+        is_loop = graph.loops[index].kind in loops.LOOPS
+        write.append(0.0 if view else traffic + is_loop * own.launch_seconds)
+        fixed.append(0.0 if view else _arithmetic(node, own) + (not is_loop) * own.launch_seconds)
     return Costs(tuple(fixed), tuple(write), tuple(read), tuple(is_view))
 
 
-def _fixed_seconds(node: fx.Node, own: Rates) -> float:
+def _arithmetic(node: fx.Node, own: Rates) -> float:
+    """Seconds of a node's arithmetic beyond those of its traffic."""
     count = flops(node)
     if count == 0:
-        return own.launch_seconds
+        return 0.0
     traffic = loops.moved_bytes(node) / own.bytes_per_second
-    return own.launch_seconds + max(0.0, count / _flops_per_second(node, own) - traffic)
+    return max(0.0, count / _flops_per_second(node, own) - traffic)
 
 
 def _flops_per_second(node: fx.Node, own: Rates) -> float:
