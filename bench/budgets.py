@@ -112,7 +112,7 @@ def row(
         "model": name,
         "budget": budget,
         "budget_bytes": report.budget_bytes,
-        "predicted_bytes": report.peak_bytes,
+        "predicted_bytes": report.solution.peak_bytes,
         "lowered_bytes": report.lowered_peak_bytes,
         "measured_bytes": measured,
         "baseline_bytes": report.baseline_peak_bytes,

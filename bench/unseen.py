@@ -8,10 +8,10 @@ of images (convolutions of 1 to 64 channels, normalisations, pooling, skips that
 whose depth, width and parts are drawn, some of them under bfloat16. Without ``--seeds`` new ones are drawn.
 
 Columns:
-    budget, predicted: MiB.
-    code: what Inductor's code takes, as read before it is compiled; measured: what the step takes at the
-        allocator, or on fake tensors with ``--device``.
-    error: how far the measured peak is from the predicted one.
+    budget, planned: MiB; planned is the peak that the plan was made with.
+    code: what Inductor's code takes, as read before it is compiled: what reports predict.
+    measured: what the step takes at the allocator, or on fake tensors with ``--device``.
+    off, error: how far the measured peak is from the planned and from the predicted one.
     used: the measured peak as a part of the budget.
     time: predicted, as a ratio to the step without fxremat.
     compile s, plan s: seconds of the first step, and of the last plan within.
@@ -47,6 +47,7 @@ from fxremat.measure import measure_peak
 MIB = 2**20
 BUDGETS = ("None", "0.8", "0.6", "0.4", "min")
 NEW_SEEDS = 20
+ERRORS = ("predicted_bytes", "lowered_bytes")  # of what plans were made with, and of what reports predict
 PAID = 1.01  # times the step without fxremat: less is no time
 
 Drawn = tuple[nn.Module, tuple[Tensor, ...]]
@@ -296,7 +297,7 @@ def row(seed: int, budget: Budget, card: AbsentCard | None) -> dict[str, Any]:
     report = fxremat.reports()[-1]
     return found | {
         "budget_bytes": report.budget_bytes,
-        "predicted_bytes": report.peak_bytes,
+        "predicted_bytes": report.solution.peak_bytes,
         "lowered_bytes": report.lowered_peak_bytes,
         "measured_bytes": measured,
         "time_ratio": report.solution.seconds / report.baseline_seconds,
@@ -322,30 +323,32 @@ def format_rows(rows: Sequence[dict[str, Any]]) -> str:
             f"{each['compile_seconds']:.1f}",
             f"{each['planning_seconds']:.1f}",
         )
-        cells.append([*head, *sizes, f"{_error(each):+.2%}", used, *times, "; ".join(each["notes"])])
-    headers = "seed, budget, MiB, predicted, code, measured, error, used, time, compile s, plan s, note"
+        errors = [f"{_error(each, of):+.2%}" for of in ERRORS]
+        cells.append([*head, *sizes, *errors, used, *times, "; ".join(each["notes"])])
+    headers = "seed, budget, MiB, planned, code, measured, off, error, used, time, compile s, plan s, note"
     return tabulate(cells, headers.split(", "), disable_numparse=True)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """What the rows come to."""
     served = [each for each in rows if "measured_bytes" in each]
-    errors = [abs(_error(each)) for each in served] or [0.0]
     bounded = [each for each in served if each["budget_bytes"] is not None]
     over = sum(_used(each) > 1 for each in bounded)
     used = [_used(each) for each in bounded if each["time_ratio"] > PAID]
     told = [
         f"{len(rows)} steps, {len(rows) - len(served)} refused, {over} above the budget",
-        f"error of the prediction: median {statistics.median(errors):.2%}, worst {max(errors):.2%}",
     ]
+    for of, name in zip(ERRORS, ("plan", "report"), strict=True):
+        errors = [abs(_error(each, of)) for each in served] or [0.0]
+        told.append(f"error of the {name}s: median {statistics.median(errors):.2%}, worst {max(errors):.2%}")
     if used:
         shares = f"median {statistics.median(used):.3f}, least {min(used):.3f}"
         told.append(f"used of the budget where time is paid: {shares}")
     return "\n".join(told)
 
 
-def _error(each: dict[str, Any]) -> float:
-    return float(each["measured_bytes"] / each["predicted_bytes"] - 1)
+def _error(each: dict[str, Any], of: str) -> float:
+    return float(each["measured_bytes"] / (each[of] or each["predicted_bytes"]) - 1)
 
 
 def _used(each: dict[str, Any]) -> float:

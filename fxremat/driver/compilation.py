@@ -184,10 +184,11 @@ class Compilation:
             return
         self.handed = lowered.given
         self._codes.append((code, lowered))
-        peak = max(lowered.peak_bytes, report.lowered_peak_bytes or 0)
+        peak = max(memory.peak_bytes for _, memory in self._codes)
         if self.choice is not None and not isinstance(self.policy, Given):
             self._compare(self.choice, peak, code.is_backward)
-        self.reports[0] = self._judged(report, peak)
+        if code.is_backward:
+            self.reports[0] = self._judged(report, peak)
 
     def _compare(self, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
         """Go on with another plan, where the code asks for it."""
@@ -288,7 +289,7 @@ class Compilation:
     def _judged(self, report: Report, peak_bytes: int) -> Report:
         """The report with the peak of the code."""
         notes: tuple[str, ...] = ()
-        if report.lowered_peak_bytes is None and self.corrections:
+        if self.corrections:
             notes = (f"planned again {self.corrections} times, for what the code of other plans takes",)
         return replace(report, lowered_peak_bytes=peak_bytes, notes=(*report.notes, *notes))
 

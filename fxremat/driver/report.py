@@ -84,8 +84,8 @@ class Report:
         lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
         notes: What could not be done as the user ordered, and why; and what the planner says of the plan.
-        lowered_peak_bytes: The peak of the code that Inductor generated, of both graphs or of the forward
-            while there is no backward; None where it is not known.
+        lowered_peak_bytes: The peak of the code that Inductor generated, read before it is compiled; None
+            where it is not known, as under ``compiler="eager"``.
         from_cache: Whether a cache had the graph compiled, so that it was not planned now: the plan, the
             places in the source and the planning time are those of when it was.
         reads_again: The inputs and outputs of the graph that recomputation reads: nobody may write to them
@@ -116,8 +116,8 @@ class Report:
 
     @property
     def peak_bytes(self) -> int:
-        """The predicted peak."""
-        return self.solution.peak_bytes
+        """The predicted peak: that of the code, where it is known, else that which the plan was made with."""
+        return self.solution.peak_bytes if self.lowered_peak_bytes is None else self.lowered_peak_bytes
 
     @property
     def saved_bytes(self) -> int:
@@ -167,7 +167,7 @@ class Report:
 
     def _lowered(self) -> Iterable[tuple[str, str]]:
         if self.lowered_peak_bytes is not None:
-            yield "lowered peak", f"{mib(self.lowered_peak_bytes)} in the generated code"
+            yield "", f"read from the generated code; planned with {mib(self.solution.peak_bytes)}"
 
     def _bound(self) -> str:
         within = "at this peak" if self.budget_bytes is None else "within this budget"

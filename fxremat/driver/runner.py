@@ -197,7 +197,7 @@ class Runner:
         """By how much its own plan was predicted higher than its code is."""
         variant = self.variants.get(self.first_plan.schedule)
         reports = () if variant is None else variant.compilation.reports
-        found = (each.peak_bytes - (each.lowered_peak_bytes or each.peak_bytes) for each in reports)
+        found = (each.solution.peak_bytes - each.peak_bytes for each in reports)
         return max([0, *found])
 
     @property
