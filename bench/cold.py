@@ -126,7 +126,7 @@ def main() -> None:
     )
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--scale", default="full", choices=models.SCALES)
+    parser.add_argument("--scale", default="small", choices=models.SCALES)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
