@@ -405,7 +405,7 @@ def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int], title: str
     """Measured beside predicted; a step of several graphs has no predicted peak of its own."""
     from tabulate import tabulate
 
-    from fxremat.driver.report import mib
+    from fxremat.driver.values import mib
 
     predicted = {"fxremat": mib(reports[0].peak_bytes)} if len(reports) == 1 else {}
     eager = peaks["eager"]
