@@ -12,6 +12,10 @@ from dataclasses import asdict, dataclass, replace
 
 from tabulate import tabulate
 
+from fxremat.driver.page import save_page
+from fxremat.driver.pictures import FilePath
+from fxremat.driver.snapshot import save_snapshot
+from fxremat.driver.trace import save_trace
 from fxremat.driver.values import Value, by_place, mib
 from fxremat.driver.writes import ReadAgain
 from fxremat.given import Setting
@@ -121,6 +125,30 @@ class Report:
             }
         )
         return json.dumps({**fields, "solution": json.loads(self.solution.to_json()), "made": made})
+
+    def save_html(self, path: FilePath) -> None:
+        """Write the report as one HTML file with its timeline and its frontier as pictures (``page.py``).
+
+        Raises:
+            InvalidOptionError: The file can't be written.
+        """
+        save_page(path, [self])
+
+    def save_snapshot(self, path: FilePath) -> None:
+        """Write the timelines as a memory snapshot for pytorch.org/memory_viz (``snapshot.py``).
+
+        Raises:
+            InvalidOptionError: The file can't be written.
+        """
+        save_snapshot(path, [self])
+
+    def save_trace(self, path: FilePath) -> None:
+        """Write the timelines as a trace for ui.perfetto.dev (``trace.py``).
+
+        Raises:
+            InvalidOptionError: The file can't be written.
+        """
+        save_trace(path, [self])
 
     def summary(self) -> str:
         """A few lines: budget, peak, time."""
