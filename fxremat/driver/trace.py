@@ -18,7 +18,7 @@ from typing import Any
 from fxremat.driver.pictures import FilePath, Pictured, write
 from fxremat.memory.timeline import KINDS, Timeline
 
-__all__ = ["save_trace", "trace"]
+__all__ = ["save_trace", "trace", "trace_of"]
 
 _LEAST = 1e-3  # microseconds, which the format counts in
 _ROWS = {1: "forward", 2: "backward", 3: "computed again"}
@@ -30,6 +30,11 @@ def save_trace(path: FilePath, reports: Sequence[Pictured]) -> None:
     Raises:
         InvalidOptionError: The file can't be written.
     """
+    write(path, trace_of(reports).encode())
+
+
+def trace_of(reports: Sequence[Pictured]) -> str:
+    """The text of a trace of the timelines of reports."""
     named = [
         each
         for report in reports
@@ -38,7 +43,7 @@ def save_trace(path: FilePath, reports: Sequence[Pictured]) -> None:
             (f"{report.graph_name} without fxremat", report.baseline_timeline),
         )
     ]
-    write(path, json.dumps(trace(named)).encode())
+    return json.dumps(trace(named))
 
 
 def trace(timelines: Sequence[tuple[str, Timeline]]) -> dict[str, Any]:

@@ -602,9 +602,9 @@ def test_pictures_are_written(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--html", "--snapshot", "--trace"])
-def test_pictures_are_of_graphs(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_are_of_graphs(model: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A step has none, and a file that can't be written is told before anything is planned."""
     assert run("plan", "--step", "nowhere.py:step", option, "file") == 2
     assert f"{option[2:]!r}: a picture is of a graph" in capsys.readouterr().err
-    assert run("plan", "nowhere.py:build", option, "no/such/folder/file") == 2
+    assert run("plan", f"{model}:chain", option, "no/such/folder/file") == 2
     assert "can't be written" in capsys.readouterr().err

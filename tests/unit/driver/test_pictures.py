@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import pickletools
 import re
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from graphs import chain, graphs_and_schedules, networks, problem, random_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Network, traced
+from torch import nn
 from torch.cuda import _memory_viz
 
+import fxremat
+from fxremat._torch import logs
 from fxremat.driver.charts import columns
 from fxremat.driver.page import page
 from fxremat.driver.pipeline import make_problem
@@ -292,3 +297,48 @@ def test_a_file_that_cannot_be_written_is_told(save: str, tmp_path: Path) -> Non
     """The error is of the family, and names the file."""
     with pytest.raises(InvalidOptionError, match="nowhere"):
         getattr(drawn(), save)(tmp_path / "nowhere" / "file")
+
+
+# --- torch's own log ------------------------------------------------------------------------------------
+
+
+class Listening(logging.Handler):
+    """Keeps the artifacts of fxremat that torch's structured log gets, as tlparse would find them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[dict[str, str], str, int]] = []
+
+    def emit(self, record: Any) -> None:
+        artifact = record.metadata.get("artifact", {"name": ""})
+        if artifact["name"].startswith("fxremat"):
+            self.found.append((artifact, record.payload, record.metadata["frame_id"]))
+
+
+def test_reports_stand_in_torchs_log() -> None:
+    """Where it is kept (TORCH_TRACE), it has the report and the trace of each compiled graph."""
+    torch.compiler.reset()
+    listening, log = Listening(), logging.getLogger("torch.__trace")
+    log.addHandler(listening)
+    try:
+        model = torch.compile(nn.Linear(4, 2), backend="fxremat", options={"compiler": "eager"})
+        model(torch.randn(3, 4)).sum().backward()
+    finally:
+        log.removeHandler(listening)
+    report = fxremat.reports()[-1]
+    (text, told, frame), (trace_json, traced_json, _) = listening.found
+    assert text == {"name": "fxremat_report", "encoding": "string"}
+    assert told == str(report) and frame == 0
+    assert trace_json == {"name": "fxremat_trace", "encoding": "json"}
+    slices = [each for each in json.loads(traced_json)["traceEvents"] if each["ph"] == "X"]
+    assert len(slices) == len(report.timeline.steps) + len(report.baseline_timeline.steps)
+
+
+def test_nothing_is_logged_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a log no text is made."""
+
+    def content() -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [])  # pytest's own
+    logs.log_artifact("name", logs.TEXT, content)
