@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fxremat.memory.timeline import KINDS, Timeline
 
-__all__ = ["Axis", "Column", "Frame", "areas", "columns", "line", "round_axis"]
+__all__ = ["Axis", "Column", "Frame", "areas", "bytes_axis", "columns", "line", "round_axis"]
 
 _MOST_COLUMNS = 480
 _TICKS = 5  # about so many, at round numbers

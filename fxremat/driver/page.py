@@ -122,7 +122,8 @@ class _Section:
         timeline, baseline = report.timeline, report.baseline_timeline
         boundary = timeline.boundary / max(1, len(timeline.steps))
         shown = columns(timeline, boundary)
-        axis = bytes_axis(max(timeline.peak_bytes, baseline.peak_bytes, report.budget_bytes or 0))
+        lines = report.budget_bytes or 0, report.lowered_peak_bytes or 0
+        axis = bytes_axis(max(timeline.peak_bytes, baseline.peak_bytes, *lines))
         peak = next((index for index, each in enumerate(shown) if each.step == timeline.peak_step), 0)
         return cls(
             report,

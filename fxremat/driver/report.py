@@ -62,7 +62,8 @@ class Report:
         lowest_peak_bytes: The least peak of all plans at hand.
         lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
-        timeline: What is live at each step of the plan; its peak is ``peak_bytes``.
+        timeline: What is live at each step of the plan, by the prediction that it was made with: its peak is
+            that of ``solution``.
         baseline_timeline: The same without fxremat.
         frontier: The predicted peak and seconds of each plan at hand that no other beats in both, peaks
             falling.

@@ -246,6 +246,16 @@ def test_a_page_says_what_the_report_says(tmp_path: Path) -> None:
     assert sum(size for _, size, first, last in data["lives"] if first <= 5 <= last) == live[5]
 
 
+def test_budget_and_code_are_lines() -> None:
+    """Where they are known; the picture is high enough for both."""
+    report = replace(drawn(), budget_bytes=2**22, lowered_peak_bytes=2**23)
+    lines = [each for tag, each in Reading(page([report])).tags if each.get("class") in ("budget", "lowered")]
+    heights = [float(each["y1"] or "nan") for each in lines]
+    assert heights[0] > heights[1] > 16
+    found = Reading(page([replace(report, budget_bytes=None, lowered_peak_bytes=None)]))
+    assert not {"budget", "lowered"} & {each.get("class") for _, each in found.tags}
+
+
 def test_a_page_needs_nothing_else() -> None:
     """It names no address and no other file, and forbids itself to ask for any."""
     text = page([drawn()])
