@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from fxremat.driver.report import Report
     from fxremat.graph.joint import JointGraph
 
+_PICTURES = ("html", "snapshot", "trace")  # options that name the file of a picture
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the result is the exit status.
@@ -127,6 +129,9 @@ def _plan_of_step(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         problem = "a step's plans are made for its calls: save those of MODEL, or of fxremat.reports()."
         raise InvalidOptionError("save", problem)
+    for option in _PICTURES:
+        if getattr(arguments, option) is not None:
+            raise InvalidOptionError(option, "a picture is of a graph: give MODEL in place of --step.")
     if arguments.budget is not None:
         raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
     if arguments.device is not None:
@@ -262,11 +267,18 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
 
 
 def _save(reports: Sequence[Report], arguments: argparse.Namespace) -> None:
-    """Write the plans to the file that was asked for."""
+    """Write the plans and the pictures to the files that were asked for."""
+    from fxremat.driver.page import save_page
     from fxremat.driver.planjson import save_plan
+    from fxremat.driver.snapshot import save_snapshot
+    from fxremat.driver.trace import save_trace
 
     if arguments.save is not None:
         save_plan(arguments.save, reports)
+    for option, save in zip(_PICTURES, (save_page, save_snapshot, save_trace), strict=True):
+        path = getattr(arguments, option)
+        if path is not None:
+            save(path, reports)
 
 
 def _diff(arguments: argparse.Namespace) -> int:
@@ -300,7 +312,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     if ":" in arguments.planner:
         options["planner"] = load("planner", arguments.planner)
     Options.parse(options)
-    for option in ("json", "save"):
+    for option in ("json", "save", *_PICTURES):
         if getattr(arguments, option, None) is not None:
             _check_writable(getattr(arguments, option), option)
     return options
@@ -405,7 +417,7 @@ def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int], title: str
     """Measured beside predicted; a step of several graphs has no predicted peak of its own."""
     from tabulate import tabulate
 
-    from fxremat.driver.report import mib
+    from fxremat.driver.values import mib
 
     predicted = {"fxremat": mib(reports[0].peak_bytes)} if len(reports) == 1 else {}
     eager = peaks["eager"]

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         "runs forward, loss and backward",
     )
     _add_model_options(plan, is_model_needed=False)
-    _add_save(plan)
+    _add_files(plan)
     plan.set_defaults(command="plan")
 
     frontier = commands.add_parser(
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "explain", parents=[asked], help="compile a model, take a training step, print what was done"
     )
     explain.add_argument("--measure", action="store_true", help="also measure the peak, and that of eager")
-    _add_save(explain)
+    _add_files(explain)
     explain.set_defaults(command="explain")
 
     calibrate = commands.add_parser(
@@ -70,9 +70,25 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _add_save(parser: argparse.ArgumentParser) -> None:
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    """What is written beside what is printed."""
     parser.add_argument(
         "--save", type=Path, metavar="PLAN.json", help="also write the plan to a file, for option plan"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE.html", help="also write a page with pictures, for any browser"
+    )
+    parser.add_argument(
+        "--snapshot",
+        type=Path,
+        metavar="FILE.pickle",
+        help="also write the predicted timeline as a memory snapshot, for pytorch.org/memory_viz",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="also write the predicted timeline as a trace, for ui.perfetto.dev",
     )
 
 

@@ -114,7 +114,9 @@ def _compile_alone(
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
-    return _guarded(_compiled(module, inputs, compilation), module, compilation)
+    compiled = _compiled(module, inputs, compilation)
+    journal.log(compilation.reports)
+    return _guarded(compiled, module, compilation)
 
 
 def _compiled(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:

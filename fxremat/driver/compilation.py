@@ -312,9 +312,11 @@ def _informed(problem: Problem, taught: JointGraph) -> Problem:
 
 def _again(choice: Choice, problem: Problem) -> Choice:
     """The same plan for a problem that may be known better."""
+    without = replace(problem, fusion=problem.model.baseline.name)
+    baseline = without.evaluate(choice.baseline.schedule, choice.baseline.planner)
     found = problem.evaluate(choice.solution.schedule, choice.solution.planner)
     bound = min(choice.solution.lower_bound_seconds, found.seconds)
     solution = replace(
         choice.solution, peak_bytes=found.peak_bytes, seconds=found.seconds, lower_bound_seconds=bound
     )
-    return replace(choice, problem=problem, solution=solution)
+    return replace(choice, problem=problem, baseline=baseline, solution=solution)

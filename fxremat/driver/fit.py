@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from fxremat.device.capacity import reserved_bytes
 from fxremat.driver.example import Example
-from fxremat.driver.report import mib
+from fxremat.driver.values import mib
 
 __all__ = ["Fit", "Room"]
 

@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from fxremat.driver.options import Budget, GivenPlanner, memory_model, resolve_budget
 from fxremat.driver.pipeline import choose, least_budget, make_problem, solve
-from fxremat.driver.report import mib
+from fxremat.driver.values import mib
 from fxremat.graph.joint import JointGraph
 from fxremat.predict.models import MemoryModel
 from fxremat.predict.problem import Problem, Solution, pareto

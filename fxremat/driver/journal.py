@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from fxremat._torch import compilers
+from fxremat._torch import compilers, logs
 from fxremat.driver.report import Report
 from fxremat.driver.step import steps as _steps
 from fxremat.driver.step_report import StepReport
+from fxremat.driver.trace import trace_of
 from fxremat.graph.region import regions_outside
 
 
@@ -31,6 +33,13 @@ _finished: list[Compiled] = []
 def add(compiled: Compiled) -> None:
     """Enter a graph whose compilation has succeeded; each once."""
     _finished.append(compiled)
+
+
+def log(planned: Sequence[Report]) -> None:
+    """Have reports, and their timelines as traces, stand beside the compiled graph in torch's own log."""
+    for report in planned:
+        logs.log_artifact("fxremat_report", logs.TEXT, functools.partial(str, report))
+        logs.log_artifact("fxremat_trace", logs.JSON, functools.partial(trace_of, [report]))
 
 
 def graph_name() -> str:

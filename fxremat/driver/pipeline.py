@@ -394,6 +394,7 @@ def planned(
     if choose_plan is None:
         choose_plan = functools.partial(decide, budget=options.budget, planner=options.planner)
     choice = choose_plan(problem)
+    problem = choice.problem  # what its code has shown of the graph may be known by now
     report = make_report(
         problem,
         problem.model.profile(problem.graph, choice.solution.schedule),
@@ -405,6 +406,7 @@ def planned(
         lowest_peak_bytes=min(each.peak_bytes for each in choice.solutions),
         lowest_peak_lower_bound_bytes=choice.bounds.lowest_peak_bytes,
         planning_seconds=time.perf_counter() - start,
+        solutions=choice.solutions,
         settings=options.settings,
     )
     made = Made(device_title(problem.graph), options.deciding, signature(problem.graph))

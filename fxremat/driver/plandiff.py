@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from fxremat.driver.planfile import GraphPlan, PlanFile
-from fxremat.driver.report import Value, mib, repeated
+from fxremat.driver.values import Value, mib, repeated
 from fxremat.errors import InvalidOptionError, shown
 from fxremat.graph.signature import difference
 

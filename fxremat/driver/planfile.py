@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fxremat.driver.report import Report, Value, short
+from fxremat.driver.report import Report
+from fxremat.driver.values import Value, short
 from fxremat.errors import InvalidOptionError, PlanMismatchError, shown
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import Phase

@@ -20,7 +20,8 @@ from typing import Any, NoReturn, TypeVar
 
 from fxremat import given
 from fxremat.driver.planfile import LONGEST, GraphPlan, Maker, PlanFile, Setting
-from fxremat.driver.report import Report, Value
+from fxremat.driver.report import Report
+from fxremat.driver.values import Value
 from fxremat.errors import InvalidOptionError, PlanFileError, near_matches, shown
 from fxremat.graph.schedule import Schedule
 from fxremat.graph.signature import DIGITS, Row, Signature

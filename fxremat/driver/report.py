@@ -1,51 +1,30 @@
 """Reports: what was kept, what is computed again and why, in tables that a person reads.
 
-A Report is frozen values and holds no graph. Units are converted here and nowhere else.
+A Report is frozen values and holds no graph.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from tabulate import tabulate
 
+from fxremat.driver.page import save_page
+from fxremat.driver.pictures import FilePath
+from fxremat.driver.snapshot import save_snapshot
+from fxremat.driver.trace import save_trace
+from fxremat.driver.values import Value, by_place, mib
 from fxremat.driver.writes import ReadAgain
 from fxremat.given import Setting
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
 from fxremat.graph.signature import Signature
 from fxremat.memory.liveness import MemoryProfile
-from fxremat.predict.problem import Problem, Solution
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A value of the forward that the backward needs.
-
-    Attributes:
-        name: The node's name.
-        operator: What computes it.
-        module: The user's module that it comes from.
-        source: The user's file and line.
-        saved_bytes: Bytes held from the forward to the backward; 0 if it is not saved.
-        recomputed: How often it is computed again.
-        recomputed_bytes: Bytes that computing it again allocates, each time.
-        extra_seconds: Predicted seconds of computing it again, all times together.
-        reason: Why it was kept, where that was no choice.
-    """
-
-    name: str
-    operator: str
-    module: str
-    source: str
-    saved_bytes: int
-    recomputed: int
-    recomputed_bytes: int
-    extra_seconds: float
-    reason: str
+from fxremat.memory.timeline import Timeline
+from fxremat.predict.problem import Problem, Solution, pareto
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +62,11 @@ class Report:
         lowest_peak_bytes: The least peak of all plans at hand.
         lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
+        timeline: What is live at each step of the plan, by the prediction that it was made with: its peak is
+            that of ``solution``.
+        baseline_timeline: The same without fxremat.
+        frontier: The predicted peak and seconds of each plan at hand that no other beats in both, peaks
+            falling.
         notes: What could not be done as the user ordered, and why; and what the planner says of the plan.
         lowered_peak_bytes: The peak of the code that Inductor generated, read before it is compiled; None
             where it is not known, as under ``compiler="eager"``.
@@ -107,6 +91,9 @@ class Report:
     lowest_peak_bytes: int
     lowest_peak_lower_bound_bytes: int
     values: tuple[Value, ...]
+    timeline: Timeline
+    baseline_timeline: Timeline
+    frontier: tuple[tuple[int, float], ...] = ()
     notes: tuple[str, ...] = ()
     from_cache: bool = False
     lowered_peak_bytes: int | None = None
@@ -125,8 +112,10 @@ class Report:
         return sum(value.saved_bytes for value in self.values)
 
     def to_json(self) -> str:
-        """The report as JSON; of the graph it has the fingerprint."""
-        fields = asdict(replace(self, made=None))
+        """The report as JSON; of the graph it has the fingerprint, and no timelines."""
+        nothing = Timeline((), 0, ())
+        fields = asdict(replace(self, made=None, timeline=nothing, baseline_timeline=nothing))
+        del fields["timeline"], fields["baseline_timeline"]
         made = (
             None
             if self.made is None
@@ -137,6 +126,30 @@ class Report:
             }
         )
         return json.dumps({**fields, "solution": json.loads(self.solution.to_json()), "made": made})
+
+    def save_html(self, path: FilePath) -> None:
+        """Write the report as one HTML file with its timeline and its frontier as pictures (``page.py``).
+
+        Raises:
+            InvalidOptionError: The file can't be written.
+        """
+        save_page(path, [self])
+
+    def save_snapshot(self, path: FilePath) -> None:
+        """Write the timelines as a memory snapshot for pytorch.org/memory_viz (``snapshot.py``).
+
+        Raises:
+            InvalidOptionError: The file can't be written.
+        """
+        save_snapshot(path, [self])
+
+    def save_trace(self, path: FilePath) -> None:
+        """Write the timelines as a trace for ui.perfetto.dev (``trace.py``).
+
+        Raises:
+            InvalidOptionError: The file can't be written.
+        """
+        save_trace(path, [self])
 
     def summary(self) -> str:
         """A few lines: budget, peak, time."""
@@ -180,12 +193,21 @@ class Report:
         Args:
             limit: Rows to print; None for all.
         """
-        rows = _by_place(self.values)
+        rows = by_place(self.values)
         shown = rows if limit is None else rows[:limit]
         text = tabulate(
             [
-                (*where, mib(saved), mib(again), f"{seconds * 1e6:.0f}", why)
-                for where, saved, again, seconds, why in shown
+                (
+                    each.module,
+                    each.operator,
+                    each.source,
+                    each.count,
+                    mib(each.saved_bytes),
+                    mib(each.recomputed_bytes),
+                    f"{each.extra_seconds * 1e6:.0f}",
+                    each.reason,
+                )
+                for each in shown
             ],
             headers=(
                 "module",
@@ -219,9 +241,10 @@ def make_report(
     lowest_peak_bytes: int,
     lowest_peak_lower_bound_bytes: int,
     planning_seconds: float,
+    solutions: Sequence[Solution] = (),
     settings: tuple[Setting, ...] = (),
 ) -> Report:
-    """The report of a planned graph."""
+    """The report of a planned graph; ``solutions`` are those that the plan was chosen from."""
     graph = problem.graph
     return Report(
         graph.name,
@@ -237,6 +260,9 @@ def make_report(
         lowest_peak_bytes,
         lowest_peak_lower_bound_bytes,
         tuple(_values(graph, problem, profile, solution)),
+        problem.timeline(solution),
+        replace(problem, fusion=problem.model.baseline.name).timeline(baseline),
+        tuple((each.peak_bytes, each.seconds) for each in pareto(solutions)),
         (*_notes(graph, {life.name for life in profile.saved}), *filter(None, [solution.note])),
         settings=settings,
     )
@@ -286,47 +312,6 @@ def bind_order(graph: JointGraph, solution: Solution, names: set[str]) -> list[s
     """The names in the order in which they first run."""
     order = dict.fromkeys(graph.nodes[node].name for node in bind(graph, solution.schedule).nodes)
     return [name for name in order if name in names]
-
-
-def _by_place(values: Iterable[Value]) -> list[tuple[tuple[str, str, str, int], int, int, float, str]]:
-    groups: dict[tuple[str, str, str], list[Value]] = {}
-    for value in values:
-        groups.setdefault((repeated(value.module), value.operator, short(value.source)), []).append(value)
-    rows = [
-        (
-            (*place, len(group)),
-            sum(value.saved_bytes for value in group),
-            sum(value.recomputed * value.recomputed_bytes for value in group),
-            sum(value.extra_seconds for value in group),
-            next((value.reason for value in group if value.reason), ""),
-        )
-        for place, group in groups.items()
-    ]
-    rows = [row for row in rows if row[1] or row[2] or row[3]]
-    return sorted(rows, key=lambda row: (-row[1] - row[2], row[0]))
-
-
-def repeated(module: str) -> str:
-    """The path with the numbers of repeated modules left open.
-
-    >>> repeated("blocks.11.mlp.0")
-    'blocks.*.mlp.*'
-    """
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
-
-
-def short(source: str) -> str:
-    """``file:line`` without the directories above the file's own."""
-    return "/".join(source.split("/")[-2:])
-
-
-def mib(size: int) -> str:
-    """Bytes as MiB for a person.
-
-    >>> mib(3 << 19)
-    '1.50 MiB'
-    """
-    return f"{size / 2**20:.2f} MiB"
 
 
 def _ratio(part: int, whole: int) -> str:

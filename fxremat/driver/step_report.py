@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
 
-from fxremat.driver.report import mib
+from fxremat.driver.values import mib
 from fxremat.episode.trace import Moment
 
 __all__ = ["CallReport", "StepReport"]

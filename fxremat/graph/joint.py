@@ -28,7 +28,7 @@ from fxremat.graph.canonical import canonical_copy
 from fxremat.graph.generators import STATE
 from fxremat.graph.loops import Loop, loop
 from fxremat.graph.nodes import Node, Phase, analyse, boundary_of
-from fxremat.graph.places import module_path, source_line
+from fxremat.graph.places import Origin, module_path, source_line
 
 _Figure = TypeVar("_Figure", int, float)
 
@@ -293,6 +293,14 @@ class JointGraph:
     def operator(self, name: str) -> str:
         """What computes the node, such as ``aten.mm.default``."""
         return ops.title(self.fx_nodes[self.index[name]]) if self.fx_nodes else ""
+
+    @functools.cached_property
+    def origins(self) -> tuple[Origin, ...]:
+        """For each node, what it is to its user."""
+        names = (node.name for node in self.nodes)
+        return tuple(
+            Origin(name, self.operator(name), self.module_path(name), self.source(name)) for name in names
+        )
 
     def check(self) -> None:
         """Raise GraphError unless the graph keeps its invariants: order, phases, boundary, outputs."""

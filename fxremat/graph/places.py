@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import fx
 
 # How a frame of fxremat's own is spelled in a stack trace.
 _OURS = f'File "{Path(__file__).parents[1]}{os.sep}'
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a node is to its user.
+
+    Attributes:
+        name: What schedules call it.
+        operator: What computes it; empty in a graph made of mappings.
+        module: The user's module that it comes from; empty where the trace does not say.
+        source: The user's ``file:line``; empty where the trace does not say.
+    """
+
+    name: str
+    operator: str = ""
+    module: str = ""
+    source: str = ""
 
 
 def source_line(node: fx.Node) -> str:

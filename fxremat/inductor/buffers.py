@@ -45,18 +45,19 @@ class Buffers:
         timing = self.timing
         held_in, copies = self._cats()
         is_stored = [step not in held_in and self._has_buffer(step) for step in range(len(self.kernels))]
+        replaces = self.replaced(is_stored)
         found = self.grouping.scatters
         at = timing.runs_at
         copied = input_copies(self.graph, self.binding, self.grouping.recomputation.waiting)
         extra = [
-            *self._reuses(is_stored),
+            *self._reuses(replaces),
             *((first and at[first], at[last], size) for first, last, size in copied),
             *copies,
             *self._copies_shown(),
             *self._parts(),
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
         ]
-        return Lowering(is_stored, at, timing.read_until, extra, held_in, timing.read_later)
+        return Lowering(is_stored, at, timing.read_until, extra, held_in, timing.read_later, replaces)
 
     # -- what gets a buffer
 
@@ -82,9 +83,9 @@ class Buffers:
 
     # -- what takes the place of another
 
-    def _reuses(self, is_stored: Sequence[bool]) -> Iterable[tuple[int, int, int]]:
-        """What is saved by buffers that take the place of others."""
-        for step in self.replaced(is_stored):
+    def _reuses(self, replaces: Iterable[int]) -> Iterable[tuple[int, int, int]]:
+        """What is saved by the steps whose buffers take the place of others."""
+        for step in replaces:
             place = self.timing.runs_at[step]
             yield place, place, -self.graph.node_bytes(self.binding.nodes[step])
 

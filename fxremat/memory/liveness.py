@@ -112,17 +112,19 @@ def profile_of(graph: JointGraph, binding: Binding, lowering: Lowering) -> Memor
     live = np.cumsum(np.array(change[:-1], dtype=np.int64))
     live[binding.boundary :] += graph.tangent_bytes
     if graph.scratch_bytes:
-        np.add.at(live, runs_at, _scratch(graph, binding))
+        np.add.at(live, runs_at, np.array(scratch_bytes(graph, binding), dtype=np.int64))
     return MemoryProfile(live, binding.boundary, lives)
 
 
-def _scratch(graph: JointGraph, binding: Binding) -> npt.NDArray[np.int64]:
-    """For each step its scratch memory."""
-    scratch = np.array(graph.scratch_bytes, dtype=np.int64)[list(binding.nodes)]
+def scratch_bytes(graph: JointGraph, binding: Binding) -> list[int]:
+    """For each step its scratch memory; empty where none is known."""
+    if not graph.scratch_bytes:
+        return []
+    found = [graph.scratch_bytes[node] for node in binding.nodes]
     for step, (node, is_mirror) in enumerate(zip(binding.nodes, binding.is_mirror, strict=True)):
         if is_mirror and node in graph.redrawn:
-            scratch[step] = mirror_scratch_bytes(graph, node)
-    return scratch
+            found[step] = mirror_scratch_bytes(graph, node)
+    return found
 
 
 def mirror_scratch_bytes(graph: JointGraph, index: int) -> int:

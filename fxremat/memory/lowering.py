@@ -22,7 +22,9 @@ class Lowering:
             besides the values, and, negative, results that are written over an operand that dies there.
         held_in: For steps whose value is a part of a later step's buffer, that step.
         read_later: Pairs of an operand's step and a step at which it is read, too.
-        overwrites: Without fusion, the steps that write their result over an operand.
+        replaces: For steps whose result takes the place of an earlier buffer, the step that made that one;
+            the negative bytes of ``extra_bytes`` are theirs.
+        overwrites: Without fusion, the same steps, and which operand they write over.
         instances: The storage instances of the schedule, where they had to be found.
     """
 
@@ -32,5 +34,6 @@ class Lowering:
     extra_bytes: Sequence[tuple[int, int, int]] = ()
     held_in: Mapping[int, int] = field(default_factory=dict)
     read_later: Sequence[tuple[int, int]] = ()
+    replaces: Mapping[int, int] = field(default_factory=dict)
     overwrites: Mapping[int, Overwrite] = field(default_factory=dict)
     instances: Instances | None = None

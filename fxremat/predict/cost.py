@@ -13,6 +13,7 @@ loops are not run alone: theirs are the roofline's, and the external kernels' ar
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -110,18 +111,33 @@ def _of_nodes(graph: JointGraph, seconds_of: Mapping[str, float]) -> Mapping[str
 
 def seconds(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> float:
     """Seconds of one run of a resolved and lowered schedule; the same for the same work in another order."""
+    found, _ = _parts(graph, binding, lowering, costs)
+    return math.fsum(found)
+
+
+def seconds_by_step(graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs) -> list[float]:
+    """The seconds of each step of a resolved and lowered schedule."""
+    found, ends = _parts(graph, binding, lowering, costs)
+    return [math.fsum(found[begin:end]) for begin, end in itertools.pairwise((0, *ends))]
+
+
+def _parts(
+    graph: JointGraph, binding: Binding, lowering: Lowering, costs: Costs
+) -> tuple[list[float], list[int]]:
+    """The seconds that steps take, in parts, and for each step where its own end."""
     found: list[float] = []
+    ends: list[int] = []
     materialised, read_seconds = lowering.materialised, costs.read
     for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
-        if costs.is_view[position]:
-            continue
-        found.append(costs.fixed[position])
-        if materialised[step]:
-            found.append(costs.write[position])
-        for operand, read in zip(graph.nodes[position].operands, reads, strict=True):
-            if read is None or materialised[read]:
-                found.append(read_seconds[operand])
-    return math.fsum(found)
+        if not costs.is_view[position]:
+            found.append(costs.fixed[position])
+            if materialised[step]:
+                found.append(costs.write[position])
+            for operand, read in zip(graph.nodes[position].operands, reads, strict=True):
+                if read is None or materialised[read]:
+                    found.append(read_seconds[operand])
+        ends.append(len(found))
+    return found, ends
 
 
 def _given(graph: JointGraph, seconds_of: Mapping[str, float]) -> Costs:

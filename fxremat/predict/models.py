@@ -110,7 +110,9 @@ class InPlace(MemoryModel):
         instances = storage_instances(graph, binding)
         found = overwrites(graph, binding, instances)
         saved = [(step, step, -each.bytes) for step, each in found.items()]
-        return Lowering([True] * len(steps), steps, steps, saved, overwrites=found, instances=instances)
+        over = {step: each.birth for step, each in found.items()}
+        stored = [True] * len(steps)
+        return Lowering(stored, steps, steps, saved, replaces=over, overwrites=found, instances=instances)
 
     def may_overwrite(self, graph: JointGraph, node: int) -> bool:
         """Whether the operator has a twin for operands laid out as these are."""

@@ -24,7 +24,8 @@ from fxremat.graph.mirrors import expand_bound
 from fxremat.graph.schedule import Binding, Schedule, bind, bind_needed, validate
 from fxremat.memory.liveness import profile_of
 from fxremat.memory.lowering import Lowering
-from fxremat.predict.cost import Costs, seconds
+from fxremat.memory.timeline import Timeline, timeline_of
+from fxremat.predict.cost import Costs, seconds, seconds_by_step
 from fxremat.predict.models import MemoryModel, model
 
 Item = TypeVar("Item")
@@ -160,6 +161,12 @@ class Problem:
             return known.binding, known.lowering
         binding = bind(self.graph, solution.schedule)
         return binding, self.model.lower(self.graph, binding)
+
+    def timeline(self, solution: Solution) -> Timeline:
+        """What is live when under a solution; its highest bytes are the solution's peak."""
+        binding, lowering = self.lowered(solution)
+        spent = seconds_by_step(self.graph, binding, lowering, self.costs)
+        return timeline_of(self.graph, binding, lowering, spent)
 
     def check(self, solution: Solution) -> Solution:
         """The same solution, its schedule found valid and obedient; ScheduleError otherwise."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
+import re
 import runpy
 import sys
 from dataclasses import replace
@@ -576,3 +578,33 @@ def test_plan_of_no_step(
     """What is wrong is said in a sentence."""
     assert command.main(["plan", *(each.format(model) for each in arguments)]) == 2
     assert message in capsys.readouterr().err
+
+
+# --- Pictures -------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_written(model: str, tmp_path: Path) -> None:
+    """plan writes a page, a snapshot and a trace of the same peak."""
+    files = {option: tmp_path / option for option in ("html", "snapshot", "trace")}
+    asked = [each for option, path in files.items() for each in (f"--{option}", str(path))]
+    fields = written(tmp_path, "plan", f"{model}:chain", *asked)
+    peak = fields["graphs"][0]["solution"]["peak_bytes"]
+    (data,) = re.findall(r'class="data">(.*?)</script>', files["html"].read_text("utf-8"))
+    assert max(json.loads(data)["live"]) == peak
+    live = most = 0
+    for event in pickle.loads(files["snapshot"].read_bytes())["device_traces"][0]:
+        live += {"alloc": event["size"], "free_completed": -event["size"]}.get(event["action"], 0)
+        most = max(most, live)
+    assert most == peak
+    events = json.loads(files["trace"].read_text())["traceEvents"]
+    own = [event for event in events if event["name"] == "live bytes" and event["pid"] == 1]
+    assert max(event["args"]["all"] for event in own) == peak
+
+
+@pytest.mark.parametrize("option", ["--html", "--snapshot", "--trace"])
+def test_pictures_are_of_graphs(model: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step has none, and a file that can't be written is told before anything is planned."""
+    assert run("plan", "--step", "nowhere.py:step", option, "file") == 2
+    assert f"{option[2:]!r}: a picture is of a graph" in capsys.readouterr().err
+    assert run("plan", f"{model}:chain", option, "no/such/folder/file") == 2
+    assert "can't be written" in capsys.readouterr().err

@@ -14,7 +14,8 @@ from programs import Network, traced
 from torch import nn
 
 import fxremat
-from fxremat.driver.report import Report, Value, make_report
+from fxremat.driver.report import Report, make_report
+from fxremat.driver.values import Value
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule
 from fxremat.predict.models import profile
@@ -53,6 +54,17 @@ def drawn() -> JointGraph:
     g = sketch.call("g", aten.mul.Tensor, t, cos)
     back = sketch.call("back", aten.native_dropout_backward.default, g, mask, 2.0)
     return sketch.joint([sin], [sketch.call("dx", aten.mul.Tensor, back, exp)])
+
+
+def test_a_report_has_the_timelines_of_both() -> None:
+    """Their peaks are those of the report; the frontier has the plans that none other beats."""
+    graph = drawn()
+    schedule = Schedule(["exp", "drop", "value", "mask", "sin", "cos", "g", "back", "exp", "dx"])
+    report = report_of(graph, schedule)
+    assert report.timeline.peak_bytes == report.peak_bytes
+    assert report.baseline_timeline.peak_bytes == report.baseline_peak_bytes
+    assert report.timeline.live_bytes_of("recomputed")[-2:] == (2**20, 2**20)
+    assert not any(report.baseline_timeline.live_bytes_of("recomputed"))
 
 
 # --- Values ---------------------------------------------------------------------------------------------
@@ -231,11 +243,11 @@ def test_a_graph_of_mappings_has_a_report() -> None:
 
 
 def test_a_report_as_json() -> None:
-    """All fields are there, the solution's and the values' too, and can be read back."""
+    """All fields but the timelines are there, the solution's and the values' too, and can be read back."""
     graph = drawn()
     report = report_of(graph, Schedule(graph.names), budget="min")
     fields = json.loads(report.to_json())
-    assert set(fields) == set(Report.__slots__)
+    assert set(fields) == {*Report.__slots__} - {"timeline", "baseline_timeline"}
     assert fields["budget"] == "min"
     assert tuple(fields["solution"]["schedule"]) == graph.names
     assert [Value(**value) for value in fields["values"]] == list(report.values)
