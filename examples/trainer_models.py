@@ -40,13 +40,13 @@ def trained(name: str, **compiled: object) -> tuple[list[list[float]], int]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(folder, use_cpu=True, report_to="none", **often, **small)
         for checkpoint in (None, f"{folder}/checkpoint-2"):
+            torch.compiler.reset()  # Dynamo compiles a module's call for eight models or modes at most
             torch.manual_seed(0)
             model = getattr(transformers, f"AutoModelFor{MODELS[name]}").from_config(config)
             model.compile(**compiled)
             trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8])
             trainer.train(resume_from_checkpoint=checkpoint)
             losses.append([e[k] for e in trainer.state.log_history for k in ("loss", "eval_loss") if k in e])
-    trainer.model.zero_grad()
     rows = trainer.data_collator(rows[:4])
     return losses, measure_peak(lambda: trainer.training_step(trainer.model_wrapped, rows)).peak_bytes
 
