@@ -34,6 +34,7 @@ from fxremat._torch.lowered import GeneratedCode, reader
 
 __all__ = [
     "Origin",
+    "autocast_types",
     "cacheable",
     "compile_id",
     "compile_with_inductor",
@@ -287,6 +288,7 @@ class Origin:
             node: value for node, value in zip(placeholders, inputs, strict=True) if _may_be_number(value)
         }
         self._context = torch._guards.TracingContext.try_get()
+        self._autocast, self._has_gradients = autocast_types(inputs), torch.is_grad_enabled()
 
     @property
     def inputs(self) -> list[Any]:
@@ -312,19 +314,38 @@ class Origin:
         """A copy of the module."""
         return _copied(self._module)
 
-    def resumed(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def resumed(self) -> Iterator[None]:
         """Compile as if Dynamo was at it still, but with nothing of what it does for the buckets of DDP."""
         context = copy.copy(self._context)
         if context is not None:
             context.ddp_optimizer_ctx = None
             context.fakify_first_call = False
-        return torch._guards.tracing(context)
+        with contextlib.ExitStack() as stack:
+            for device, dtype in self._autocast.items():
+                stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))
+            stack.enter_context(torch.set_grad_enabled(self._has_gradients))
+            stack.enter_context(torch._guards.tracing(context))
+            yield
 
     @property
     def outputs(self) -> list[Any]:
         """What it returns, fake."""
         (output,) = self._module.graph.find_nodes(op="output")
         return [leaf.meta.get("example_value") for leaf in output.all_input_nodes]
+
+
+def autocast_types(inputs: Sequence[Any]) -> dict[str, torch.dtype | None]:
+    """What autocast computes in around a graph with these inputs, by kind of device; None where it is off.
+
+    Dynamo's graph does not tell, if autocast was entered outside of what it traced.
+    """
+    kinds = {each.device.type for each in inputs if isinstance(each, torch.Tensor)}
+    return {
+        kind: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for kind in sorted(kinds)
+        if torch.amp.is_autocast_available(kind)
+    }
 
 
 def _target(node: fx.Node) -> str:

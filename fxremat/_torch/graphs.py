@@ -27,7 +27,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._guards import active_fake_mode
 from torch._higher_order_ops.effects import with_effects
-from torch._library.opaque_object import is_opaque_value
+from torch._library import opaque_object
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
@@ -98,7 +98,9 @@ def is_symbolic(node: fx.Node) -> bool:
 
 def is_opaque(node: fx.Node) -> bool:
     """Whether the node's value is an opaque object such as a process group."""
-    return is_opaque_value(node.meta.get("val"))
+    # With torch 2.15 the older name warns each time that it is called.
+    found = getattr(opaque_object, "is_custom_class_obj", None) or opaque_object.is_opaque_value
+    return bool(found(node.meta.get("val")))
 
 
 def is_higher_order(target: object) -> bool:

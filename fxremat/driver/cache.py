@@ -5,9 +5,9 @@ A graph that AOTAutograd's cache serves is not planned again. What became of it 
 when the entry goes. The cache does not say what it reads. So an outcome that is unpickled announces itself to
 the compilation that is under way in the same thread (``listening``), and to nobody if there is none.
 
-Two things that a plan depends on are no part of the cache's own key: the marks of regions
-(``fxremat.region``), because the key leaves out what stands in a node's meta, and the numbers that symbolic
-sizes stand for. ``fingerprint`` is both of them.
+Three things that a plan depends on are no part of the cache's own key: the marks of regions
+(``fxremat.region``), because the key leaves out what stands in a node's meta, the numbers that symbolic
+sizes stand for, and the type of autocast around the graph. ``fingerprint`` is all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxremat._torch import graphs
+from fxremat._torch import compilers, graphs
 from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
 from fxremat.graph.region import region_mark
@@ -76,7 +76,7 @@ def listening() -> Iterator[list[Outcome]]:
 
 
 def fingerprint(module: fx.GraphModule, inputs: Sequence[object]) -> str:
-    """What a plan depends on and a cache's key leaves out: the regions of a graph and its inputs' sizes."""
+    """What a plan depends on and a cache's key leaves out: regions, sizes, autocast around the graph."""
     marks = [
         (name, index, region_mark(node))
         for name, graph in _graphs(module)
@@ -84,7 +84,8 @@ def fingerprint(module: fx.GraphModule, inputs: Sequence[object]) -> str:
         if region_mark(node) is not None
     ]
     sizes = [_sizes(each) for each in inputs]
-    return hashlib.sha256(repr((marks, sizes)).encode()).hexdigest()
+    types = compilers.autocast_types(inputs)
+    return hashlib.sha256(repr((marks, sizes, types)).encode()).hexdigest()
 
 
 def _graphs(module: fx.GraphModule) -> Iterable[tuple[str, fx.Graph]]:

@@ -297,13 +297,19 @@ class Runner:
         variant = self.variants.get(run.plan.schedule)
         if variant is None:
             is_own = run.plan is self.own_plan  # which may be corrected when its code is seen
-            stored = run.known.stored
-            known_as = "" if stored is None or stored.plan != run.plan else stored.policy
-            variant = self._compile_again(
-                self._within_budget if is_own else Given(run.plan.schedule, known_as)
-            )
+            variant = self._compile_again(self._within_budget if is_own else self._given(run))
+            taken = variant.compilation.prospects
+            if not is_own and taken is not None and taken.plan.schedule != run.plan.schedule:
+                run.go_on_with(taken.plan)
             self.variants[run.plan.schedule] = variant
         return variant.compiled
+
+    def _given(self, run: Run) -> Given:
+        """The policy of a call's plan; one that was stored may be none of the graph, as it is traced here."""
+        stored = run.known.stored
+        if stored is None or stored.plan != run.plan:
+            return Given(run.plan.schedule)
+        return Given(run.plan.schedule, stored.policy, Cautious(self.options.planner))
 
     @functools.cached_property
     def _rehearsed(self) -> Callable[..., Any]:

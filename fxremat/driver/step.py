@@ -69,6 +69,11 @@ class Run:
         self.leaf_bytes = self.zeros_bytes = 0
         self.tangents: tuple[tuple[autograd.WeakStorage, int], ...] | None = None
 
+    def go_on_with(self, plan: Candidate) -> None:
+        """Run another plan than the stored one, which is none of the graph."""
+        self.plan = self.known.plan = plan
+        self.known.stored = None
+
     def see_tangents(self) -> None:
         """Its backward has ended: count the tangents that nobody holds by now as held by it alone."""
         if self.tangents is None:

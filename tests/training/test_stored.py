@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import fxremat
+from fxremat._torch import compilers
 from fxremat.driver import policy, stored
 from fxremat.driver.step import steps
 
@@ -136,6 +137,40 @@ def test_plans_that_hold_no_more_are_settled_anew(process: Any) -> None:
     assert after.seconds > before.seconds
     assert max(before.peak_bytes, after.peak_bytes) <= budget + 512
     assert second.searches > 0
+
+
+@pytest.mark.parametrize("is_told_apart", [True, False])
+def test_a_graph_under_autocast_has_plans_of_its_own(
+    process: Any, is_told_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo's graph is the same without; and a stored plan that is none of a graph is let go."""
+    if not is_told_apart:
+        monkeypatch.setattr(compilers, "autocast_types", lambda inputs: {})
+    trained(process(0.6))
+    second = process(0.6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = trained(second)
+    assert second.searches > 0
+    (report,) = fxremat.steps()
+    assert report.budget_bytes is not None and report.peak_bytes <= report.budget_bytes
+    torch.compiler.set_stance("force_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = trained(second)
+    torch.compiler.set_stance("default")
+    assert all(map(torch.equal, found, expected))
+
+
+def test_plans_are_looked_for_under_the_autocast_of_the_graph(process: Any) -> None:
+    """Though nothing is planned where the cache has the graph, and reports are asked for outside of it."""
+    model = process(0.6).model
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+    (family,) = steps.families.values()
+    graph: Any = family.first.graph
+    graph._problem = None
+    with torch.no_grad():
+        names = graph.planning_problem.graph.names
+    assert any("_to_copy" in name for name in names)
 
 
 WORKER = """
