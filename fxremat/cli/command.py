@@ -129,6 +129,9 @@ def _plan_of_step(arguments: argparse.Namespace) -> int:
         raise InvalidOptionError("save", problem)
     if arguments.budget is not None:
         raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
+    if arguments.ignore_checkpoints:
+        problem = "a step has the options that its models are compiled with: give it there."
+        raise InvalidOptionError("ignore_checkpoints", problem)
     if arguments.device is not None:
         raise InvalidOptionError("device", "a step runs where its models are: give MODEL in place of --step.")
     with _stages("importing", "planning") as next_stage:
@@ -153,6 +156,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     measured = [] if arguments.points is None else read_points(arguments.points)
     with _card(arguments) as card, _stages("importing", "capturing", "planning") as next_stage:
         example, graph, options = _captured(arguments, card, next_stage)
+        del options["ignore_checkpoints"]  # the graph is captured
         next_stage()
         frontier = make_frontier(graph, **options)
         fits = [_fit(example, point.peak_bytes) for point in frontier.points]
@@ -206,6 +210,7 @@ def _captured(
         *example.positional,
         loss=example.loss,
         compiler=options["compiler"],
+        ignore_checkpoints=options["ignore_checkpoints"],
         **example.named,
     )
     if all(gradient is None for gradient in graph.backward_outputs):
@@ -294,7 +299,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     from fxremat.cli.example import load
     from fxremat.driver.options import Options, of_text
 
-    names = ("planner", "cost", "compiler", "inplace")
+    names = ("planner", "cost", "compiler", "inplace", "ignore_checkpoints")
     budget = None if arguments.budget is None else of_text("budget", arguments.budget)
     options: dict[str, Any] = {"budget": budget} | {name: getattr(arguments, name) for name in names}
     if ":" in arguments.planner:

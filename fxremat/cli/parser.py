@@ -170,6 +170,11 @@ def _add_model_options(parser: argparse.ArgumentParser, is_model_needed: bool = 
         help="with --compiler eager: no result is written over an operand, as planner exact needs it",
     )
     parser.add_argument(
+        "--ignore-checkpoints",
+        action="store_true",
+        help="plan as if the model did not call torch.utils.checkpoint, its policies included",
+    )
+    parser.add_argument(
         "--device",
         metavar="CARD",
         help="plan for a card that is not there, such as h100 or a100-40gb: the model runs on fake tensors, "
