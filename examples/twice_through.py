@@ -1,0 +1,59 @@
+"""Compiled checkpoints that take more than eager ones, https://github.com/pytorch/pytorch/issues/193193.
+
+python examples/twice_through.py
+
+The same blocks run twice in one graph, once with a context that they attend to, a checkpoint around each.
+"""
+
+from __future__ import annotations
+
+import torch
+from tabulate import tabulate
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fxremat.measure import measure_peak
+
+
+class Block(nn.Module):
+    """Attention to itself, or to a context, and a perceptron."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.read, self.ask, self.context = (nn.Linear(width, n * width) for n in (3, 1, 2))
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + nn.functional.scaled_dot_product_attention(*self.read(self.norms[0](x)).chunk(3, -1))
+        if context is not None:
+            key, value = self.context(context).chunk(2, -1)
+            x = x + nn.functional.scaled_dot_product_attention(self.ask(self.norms[1](x)), key, value)
+        return x + self.inner(self.norms[2](x))
+
+
+def loss(blocks: nn.ModuleList, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    """Of what comes out of the blocks without the context and with it."""
+    y = x
+    for block in blocks:
+        y = checkpoint(block, y, use_reentrant=False)
+    for block in blocks:
+        x = checkpoint(block, x, context, use_reentrant=False)
+    return y.square().mean() + x.square().mean()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    blocks, given = nn.ModuleList(Block() for _ in range(3)), torch.randn(2, 4, 512, 64).unbind()
+    ours, rows, expected = {"compiler": "eager"}, [], None
+    ways = {"eager": ("eager", None), "inductor": ("inductor", None), "fxremat": ("fxremat", ours)}
+    for name, (backend, options) in {**ways, "fxremat, 0.5": ("fxremat", {**ours, "budget": 0.5})}.items():
+        torch.compiler.reset()
+        run = loss if name == "eager" else torch.compile(loss, backend=backend, options=options)
+        for _ in range(2):
+            blocks.zero_grad()
+            peak = measure_peak(lambda: run(blocks, *given).backward()).peak_bytes  # noqa: B023
+        expected = expected or [each.grad.clone() for each in blocks.parameters()]
+        torch.testing.assert_close([each.grad for each in blocks.parameters()], expected)
+        rows.append((name, peak / 2**20, f"{peak / 2**20 / (rows[0][1] if rows else peak / 2**20):.2f}"))
+    print(tabulate(rows, ("checkpoints, run by", "peak, MiB", "of eager"), floatfmt=".1f"))
