@@ -12,6 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {
     "fabric.py": "lightning",
+    "gradient_checkpointing.py": "transformers",
     "names.py": "transformers",
     "regional.py": "accelerate",
     "repeated_blocks.py": "diffusers",
