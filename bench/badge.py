@@ -2,8 +2,8 @@
 
     python bench/badge.py bench/results/frontier-transformer.json docs/badge.json
 
-What is written is what https://shields.io/badges/endpoint-badge reads. Of what fxremat was measured at, generated
-code alone, it tells the lowest peak beside Inductor's default, and what a step took then, as a ratio to it.
+What is written is what https://shields.io/badges/endpoint-badge reads: of fxremat under Inductor the lowest
+peak that was measured, and what a step took then, as ratios to Inductor's default.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxremat.cli.parser import parser
+from fxremat.cli.parser import parser, told_unknown
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     grammar = parser()
-    arguments = grammar.parse_args(argv)
+    arguments, unknown = grammar.parse_known_args(argv)
+    if unknown:
+        grammar.error(told_unknown(unknown, arguments))
     if arguments.version:
         print(f"fxremat {importlib.metadata.version('fxremat')}")
         return 0
@@ -105,7 +107,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from fxremat.driver.pipeline import planned
 
     if (arguments.model is None) == (arguments.step is None):
-        raise InvalidOptionError("step", "a plan is of MODEL, or of --step STEP: give one of them.")
+        problem = "a plan is of MODEL, such as net.py:build, or of --step STEP: give one of them."
+        raise InvalidOptionError("MODEL", problem)
     if arguments.step is not None:
         return _plan_of_step(arguments)
     with _card(arguments) as card, _stages("importing", "capturing", "planning") as next_stage:

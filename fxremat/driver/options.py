@@ -245,7 +245,9 @@ def check_budget(budget: object) -> Budget:
     if fraction is None:
         raise InvalidOptionError("budget", f"got {shown(budget)}, expected {_BUDGETS}.")
     if fraction > 1:
-        problem = f"{fraction!r} is no fraction; give bytes as an int, such as {int(fraction)}."
+        problem = (
+            f"{fraction!r} is no fraction of the peak: give up to 1.0, or bytes, an int or such as '8GiB'."
+        )
         raise InvalidOptionError("budget", problem)
     return fraction
 
