@@ -246,7 +246,8 @@ def check_budget(budget: object) -> Budget:
         raise InvalidOptionError("budget", f"got {shown(budget)}, expected {_BUDGETS}.")
     if fraction > 1:
         problem = (
-            f"{fraction!r} is no fraction of the peak: give up to 1.0, or bytes, an int or such as '8GiB'."
+            f"{fraction!r} is no fraction of the peak: give up to 1.0; or bytes, as an int such as "
+            f"{int(fraction)} or as a text such as '8GiB'."
         )
         raise InvalidOptionError("budget", problem)
     return fraction

@@ -349,7 +349,7 @@ def test_a_budget_too_small_is_refused_with_one_that_is_not(
         (["--planner", "nowhere:plan"], "option 'planner': importing 'nowhere' raised ModuleNotFoundError"),
         (["--budget", "8GiBi"], "option 'budget': got '8GiBi'"),
         (["--budget", "inf"], "option 'budget': got 'inf'"),
-        (["--budget", "1.5"], "option 'budget': 1.5 is no fraction of the peak: give up to 1.0, or bytes"),
+        (["--budget", "1.5"], "option 'budget': 1.5 is no fraction of the peak: give up to 1.0; or bytes"),
         (["--json", "no-such-folder/out.json"], "option 'json': 'no-such-folder/out.json' can't be written"),
     ],
 )
