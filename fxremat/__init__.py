@@ -6,92 +6,44 @@ and when, so that the peak of a training step fits a budget in bytes.
     model = torch.compile(model, backend="fxremat", options={"budget": "8GiB"})
 """
 
-from fxremat.arena.allocate import Allocation, allocate
-from fxremat.driver.ahead import survey
-from fxremat.driver.backend import fxremat_backend
-from fxremat.driver.capture import capture
-from fxremat.driver.fit import Fit
-from fxremat.driver.fitting import fit
-from fxremat.driver.journal import reports, steps
-from fxremat.driver.partitioner import partitioner
-from fxremat.driver.pipeline import frontier, make_plan, plan
-from fxremat.driver.plandiff import diff_plans
-from fxremat.driver.planfile import PlanFile
-from fxremat.driver.planjson import load_plan, save_plan
-from fxremat.driver.reach import backend, enabled, install, uninstall
-from fxremat.driver.report import Report
-from fxremat.driver.settings import configure, settings
-from fxremat.driver.step_report import StepReport
-from fxremat.emit.partition import partition
-from fxremat.emit.rewrite import rewrite
-from fxremat.errors import (
-    CaptureError,
-    FxrematError,
-    GraphError,
-    InfeasibleBudgetError,
-    InvalidOptionError,
-    ModifiedInputError,
-    PlanFileError,
-    PlanMismatchError,
-    RatesError,
-    ScheduleError,
-)
-from fxremat.graph.joint import JointGraph
-from fxremat.graph.mirrors import expand
-from fxremat.graph.region import region
-from fxremat.graph.schedule import Schedule
-from fxremat.memory.liveness import MemoryProfile
-from fxremat.planners import PLANNERS
-from fxremat.predict.models import profile
-from fxremat.predict.problem import Problem, Solution
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxremat.public import *  # noqa: F403
+    from fxremat.public import __all__ as __all__
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "PLANNERS",
-    "Allocation",
-    "CaptureError",
-    "Fit",
-    "FxrematError",
-    "GraphError",
-    "InfeasibleBudgetError",
-    "InvalidOptionError",
-    "JointGraph",
-    "MemoryProfile",
-    "ModifiedInputError",
-    "PlanFile",
-    "PlanFileError",
-    "PlanMismatchError",
-    "Problem",
-    "RatesError",
-    "Report",
-    "Schedule",
-    "ScheduleError",
-    "Solution",
-    "StepReport",
-    "allocate",
-    "backend",
-    "capture",
-    "configure",
-    "diff_plans",
-    "enabled",
-    "expand",
-    "fit",
-    "frontier",
-    "fxremat_backend",
-    "install",
-    "load_plan",
-    "make_plan",
-    "partition",
-    "partitioner",
-    "plan",
-    "profile",
-    "region",
-    "reports",
-    "rewrite",
-    "save_plan",
-    "settings",
-    "steps",
-    "survey",
-    "uninstall",
-]
+
+def _found(name: str) -> Any:
+    """A module of the package, or a public name; the first of these loads all, and PyTorch's compiler.
+
+    That takes seconds, which a program that imports fxremat need not pay before it compiles anything.
+    """
+    if name != "__all__":
+        if name.startswith("__"):  # what Python and its tools ask every module for
+            raise _unknown(name)
+        if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")
+    public = importlib.import_module(f"{__name__}.public")
+    globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
+    if name not in globals():
+        raise _unknown(name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *_found("__all__")})
+
+
+def _unknown(name: str) -> AttributeError:
+    return AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # type checkers know which names there are
+    __getattr__ = _found

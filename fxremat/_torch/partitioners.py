@@ -32,6 +32,7 @@ __all__ = [
     "force_saves",
     "min_cut_partition",
     "min_cut_saved",
+    "without_checkpoints",
 ]
 
 
@@ -41,6 +42,19 @@ def cse(module: fx.GraphModule) -> None:
     if functorch_config.cse:
         module.graph = fx_graph_cse(module.graph)
     module.recompile()
+
+
+def without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a joint graph without the tags of ``torch.utils.checkpoint``, of whatever policy."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        for tag in ("recompute", "ac_graph_id"):
+            copies[node].meta.pop(tag, None)
+    bare = fx.GraphModule(module, graph)
+    bare.meta.update(module.meta)
+    return bare
 
 
 def force_saves(module: fx.GraphModule) -> None:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxremat.cli.parser import parser
+from fxremat.cli.parser import parser, told_unknown
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     grammar = parser()
-    arguments = grammar.parse_args(argv)
+    arguments, unknown = grammar.parse_known_args(argv)
+    if unknown:
+        grammar.error(told_unknown(unknown, arguments))
     if arguments.version:
         print(f"fxremat {importlib.metadata.version('fxremat')}")
         return 0
@@ -107,7 +109,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from fxremat.driver.pipeline import planned
 
     if (arguments.model is None) == (arguments.step is None):
-        raise InvalidOptionError("step", "a plan is of MODEL, or of --step STEP: give one of them.")
+        problem = "a plan is of MODEL, such as net.py:build, or of --step STEP: give one of them."
+        raise InvalidOptionError("MODEL", problem)
     if arguments.step is not None:
         return _plan_of_step(arguments)
     with _card(arguments) as card, _stages("importing", "capturing", "planning") as next_stage:
@@ -134,6 +137,9 @@ def _plan_of_step(arguments: argparse.Namespace) -> int:
             raise InvalidOptionError(option, "a picture is of a graph: give MODEL in place of --step.")
     if arguments.budget is not None:
         raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
+    if arguments.ignore_checkpoints:
+        problem = "a step has the options that its models are compiled with: give it there."
+        raise InvalidOptionError("ignore_checkpoints", problem)
     if arguments.device is not None:
         raise InvalidOptionError("device", "a step runs where its models are: give MODEL in place of --step.")
     with _stages("importing", "planning") as next_stage:
@@ -158,6 +164,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     measured = [] if arguments.points is None else read_points(arguments.points)
     with _card(arguments) as card, _stages("importing", "capturing", "planning") as next_stage:
         example, graph, options = _captured(arguments, card, next_stage)
+        del options["ignore_checkpoints"]  # the graph is captured
         next_stage()
         frontier = make_frontier(graph, **options)
         fits = [_fit(example, point.peak_bytes) for point in frontier.points]
@@ -211,6 +218,7 @@ def _captured(
         *example.positional,
         loss=example.loss,
         compiler=options["compiler"],
+        ignore_checkpoints=options["ignore_checkpoints"],
         **example.named,
     )
     if all(gradient is None for gradient in graph.backward_outputs):
@@ -306,7 +314,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     from fxremat.cli.example import load
     from fxremat.driver.options import Options, of_text
 
-    names = ("planner", "cost", "compiler", "inplace")
+    names = ("planner", "cost", "compiler", "inplace", "ignore_checkpoints")
     budget = None if arguments.budget is None else of_text("budget", arguments.budget)
     options: dict[str, Any] = {"budget": budget} | {name: getattr(arguments, name) for name in names}
     if ":" in arguments.planner:

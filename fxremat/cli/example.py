@@ -81,7 +81,8 @@ def load(option: str, reference: str) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         wanted = "package.module:function or path/to/file.py:function"
-        raise InvalidOptionError(option, f"expected {wanted}, got {reference!r}.")
+        example = f": name a function of it, such as {reference}:build" if reference.endswith(".py") else ""
+        raise InvalidOptionError(option, f"expected {wanted}, got {reference!r}{example}.")
     module = _import_file(option, Path(place)) if place.endswith(".py") else _import_module(option, place)
     function = getattr(module, name, None)
     if callable(function):
@@ -101,9 +102,7 @@ def _import_file(option: str, path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InvalidOptionError(
-            option, f"importing {str(path)!r} raised {told(error)}; --debug shows more."
-        ) from error
+        raise _not_imported(option, str(path), error) from error
     return module
 
 
@@ -112,9 +111,14 @@ def _import_module(option: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise InvalidOptionError(
-            option, f"importing {name!r} raised {told(error)}; --debug shows more."
-        ) from error
+        raise _not_imported(option, name, error) from error
+
+
+def _not_imported(option: str, name: str, error: BaseException) -> InvalidOptionError:
+    """The error of a module that can't be imported; what it lacks has to be where fxremat runs."""
+    lacks = isinstance(error, ModuleNotFoundError)
+    advice = f" fxremat runs in {sys.executable}: install it there." if lacks else ""
+    return InvalidOptionError(option, f"importing {name!r} raised {told(error)}; --debug shows more.{advice}")
 
 
 def _search_in(folder: Path) -> None:

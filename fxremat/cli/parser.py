@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from fxremat.errors import near_matches
 
 _ROWS = 20  # of a report's table, unless told otherwise
 
@@ -68,6 +71,17 @@ def parser() -> argparse.ArgumentParser:
     _add_diff(commands, debug)
     _add_fit(commands, debug)
     return found
+
+
+def told_unknown(words: Sequence[str], parsed: argparse.Namespace) -> str:
+    """What to say of words that the grammar has no place for, beside what it has parsed."""
+    known = [f"--{name.replace('_', '-')}" for name in vars(parsed)]
+    near = [each for word in words for each in near_matches(word.partition("=")[0], known)]
+    advice = f" Did you mean {' or '.join(near)}?" if near else ""
+    budget = getattr(parsed, "budget", None)
+    if budget is not None and budget.isdecimal() and words[0].isalpha():
+        advice = f" A size is one word: {budget}{words[0]}."
+    return f"unknown: {' '.join(words)}.{advice}"
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -184,6 +198,11 @@ def _add_model_options(parser: argparse.ArgumentParser, is_model_needed: bool = 
         dest="inplace",
         action="store_false",
         help="with --compiler eager: no result is written over an operand, as planner exact needs it",
+    )
+    parser.add_argument(
+        "--ignore-checkpoints",
+        action="store_true",
+        help="plan as if the model did not call torch.utils.checkpoint, its policies included",
     )
     parser.add_argument(
         "--device",

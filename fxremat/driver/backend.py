@@ -51,9 +51,9 @@ def fxremat_backend(
         inputs: Example inputs.
         mode: As for Inductor.
         options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
-            ``time_limit_seconds``, ``detect_writes``, ``scope``, ``plan``, ``mode`` (which ``torch.compile``
-            does not take beside options) and any of Inductor's. Those that are absent may be given elsewhere
-            (``settings.py``).
+            ``time_limit_seconds``, ``detect_writes``, ``scope``, ``plan``, ``ignore_checkpoints``, ``mode``
+            (which ``torch.compile`` does not take beside options) and any of Inductor's. Those that are
+            absent may be given elsewhere (``settings.py``).
 
     Raises:
         InvalidOptionError: An option or its value is unknown.

@@ -37,6 +37,7 @@ def capture(
     *args: Any,
     loss: Callable[[Any], torch.Tensor] | None = None,
     compiler: str = "eager",
+    ignore_checkpoints: bool = False,
     **kwargs: Any,
 ) -> JointGraph:
     """The joint graph of one training step of a model.
@@ -47,6 +48,8 @@ def capture(
         loss: Makes a scalar of what the model returns; left out where the model returns its loss.
         compiler: ``"eager"``: the operators as PyTorch runs them; ``"inductor"``: decomposed, and after
             Inductor's joint passes, as Inductor's partitioner sees them.
+        ignore_checkpoints: As the backend's option: nothing of what ``torch.utils.checkpoint`` says in the
+            model is in the graph.
         **kwargs: What it is called with by name.
 
     Returns:
@@ -55,7 +58,8 @@ def capture(
 
     Raises:
         CaptureError: The model is no module, or cannot be traced; its error or the tracer's is chained.
-        InvalidOptionError: There is no such compiler, or the loss cannot be called.
+        InvalidOptionError: There is no such compiler, the loss cannot be called, or ``ignore_checkpoints`` is
+            neither True nor False.
 
     Example:
         >>> g = capture(nn.Linear(4, 2), torch.randn(3, 4), loss=torch.sum)
@@ -63,6 +67,7 @@ def capture(
         ['t', 'addmm', 'sum_1']
     """
     decompose = given.choice("compiler", compiler, COMPILERS) == "inductor"
+    is_bare = given.flag("ignore_checkpoints", ignore_checkpoints)
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{shown(model)} is no nn.Module. Call a function from the forward of one.")
     if not (loss is None or callable(loss)):
@@ -83,6 +88,8 @@ def capture(
                 f"{name} could not be traced into a joint graph: {told(error)}. If it runs by itself, try "
                 f"torch.compile(model, backend='fxremat'), which splits a model where tracing stops."
             ) from error
+        if is_bare:
+            module = partitioners.without_checkpoints(module)
         partitioners.cse(module)
         partitioners.force_saves(module)
         graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not decompose)

@@ -70,6 +70,8 @@ class Options:
         scope: Whose peak the budget bounds: ``"step"``, that of a whole training step, however many graphs
             it is compiled to; or ``"graph"``, that of each graph by itself.
         plan: Plans to take in place of making any; None to make them.
+        ignore_checkpoints: Whether planning is free of what ``torch.utils.checkpoint`` says in the model, its
+            policies' orders included.
         sources: Where each option was given, by its name; no part of what two Options are compared by.
     """
 
@@ -84,6 +86,7 @@ class Options:
     detect_writes: bool = False
     scope: str = "step"
     plan: PlanFile | None = None
+    ignore_checkpoints: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -102,7 +105,7 @@ class Options:
 
     @property
     def deciding(self) -> tuple[tuple[str, str | int | float | bool | None], ...]:
-        """What a plan depends on, by name, and a function of the user's by its own."""
+        """What the plan of a graph depends on, by name, and a function of the user's by its own."""
         of_the_user = str(getattr(self.planner, "__name__", "a function"))
         return (
             ("budget", self.budget),
@@ -242,7 +245,10 @@ def check_budget(budget: object) -> Budget:
     if fraction is None:
         raise InvalidOptionError("budget", f"got {shown(budget)}, expected {_BUDGETS}.")
     if fraction > 1:
-        problem = f"{fraction!r} is no fraction; give bytes as an int, such as {int(fraction)}."
+        problem = (
+            f"{fraction!r} is no fraction of the peak: give up to 1.0; or bytes, as an int such as "
+            f"{int(fraction)} or as a text such as '8GiB'."
+        )
         raise InvalidOptionError("budget", problem)
     return fraction
 
@@ -297,6 +303,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "detect_writes": functools.partial(given.flag, "detect_writes"),
     "scope": functools.partial(given.choice, "scope", allowed=SCOPES),
     "plan": check_plan,
+    "ignore_checkpoints": functools.partial(given.flag, "ignore_checkpoints"),
 }
 OWN = tuple(_READERS)
 
@@ -384,7 +391,7 @@ def of_text(name: str, text: str) -> object:
     value: object = text.strip()
     if name in ("budget", "time_limit_seconds"):
         value = _number(text.strip())
-    elif name in ("detect_writes", "inplace"):
+    elif name in ("detect_writes", "ignore_checkpoints", "inplace"):
         value = _FLAGS.get(text.strip().lower(), text)
     return _READERS[name](value)
 

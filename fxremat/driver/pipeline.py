@@ -125,7 +125,7 @@ def make_plan(graph: JointGraph, **options: Any) -> PlanFile:
 
     Raises:
         InfeasibleBudgetError: No plan fits the budget.
-        InvalidOptionError: An option or its value is unknown.
+        InvalidOptionError: An option or its value is unknown, or is none of a graph that is captured.
 
     Example:
         >>> import torch; from fxremat import capture
@@ -134,7 +134,10 @@ def make_plan(graph: JointGraph, **options: Any) -> PlanFile:
         >>> [plan.name for plan in made.graphs], made.graphs[0].solution.peak_bytes > 0
         (['Linear'], True)
     """
-    return PlanFile.of(planned(graph, Options.parse(options)))
+    parsed = Options.parse(options)
+    if parsed.ignore_checkpoints:
+        raise InvalidOptionError("ignore_checkpoints", "is for fxremat.capture, which makes the graph.")
+    return PlanFile.of(planned(graph, parsed))
 
 
 def frontier(
@@ -442,6 +445,8 @@ def rewritten(
     Raises:
         FxrematError: One of the family; the module has at most been cleaned of duplicates then.
     """
+    if options.ignore_checkpoints:
+        module = partitioners.without_checkpoints(module)
     partitioners.cse(module)
     partitioners.force_saves(module)
     redraws = options.compiler == "eager"

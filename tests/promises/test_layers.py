@@ -36,7 +36,8 @@ LAYERS = (
     "episode",  # one budget for all graphs of a step
     "driver",  # from a user's call to compiled graphs
     "plots",
-    "",  # the package itself: what users import
+    "public",  # what users import
+    "",  # the package itself, which loads that when it is asked for
     "paper",
     "cli",
     "__main__",

@@ -129,6 +129,7 @@ def test_a_mode_of_a_nearer_place_holds_before_options_of_another() -> None:
         ("detect_writes", "1", True),
         ("time_limit_seconds", "2.5", 2.5),
         ("time_limit_seconds", "3", 3.0),
+        ("ignore_checkpoints", "true", True),
         ("scope", "graph", "graph"),
         ("scope", "", "step"),
     ],

@@ -351,7 +351,7 @@ def test_a_budget_too_small_is_refused_with_one_that_is_not(
         (["--planner", "nowhere:plan"], "option 'planner': importing 'nowhere' raised ModuleNotFoundError"),
         (["--budget", "8GiBi"], "option 'budget': got '8GiBi'"),
         (["--budget", "inf"], "option 'budget': got 'inf'"),
-        (["--budget", "1.5"], "option 'budget': 1.5 is no fraction"),
+        (["--budget", "1.5"], "option 'budget': 1.5 is no fraction of the peak: give up to 1.0; or bytes"),
         (["--json", "no-such-folder/out.json"], "option 'json': 'no-such-folder/out.json' can't be written"),
     ],
 )
@@ -361,6 +361,28 @@ def test_wrong_options_are_told(
     """Status 2 and a message that names the option."""
     assert run("plan", f"{model}:chain", *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--buget", "0.5"], "unknown: --buget 0.5. Did you mean --budget or"),
+        (["--ignore_checkpoint"], "Did you mean --ignore-checkpoints?"),
+        (["--budget", "8", "GiB"], "unknown: GiB. A size is one word: 8GiB."),
+        (["more", "words"], "unknown: more words."),
+    ],
+)
+def test_unknown_words_are_told(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    """With what was meant, before a model is looked for."""
+    with pytest.raises(SystemExit) as left:
+        run("plan", "net.py:build", *words)
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_plan_is_of_something(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without MODEL and STEP the message says what to give."""
+    assert run("plan") == 2
+    assert "option 'MODEL': a plan is of MODEL, such as net.py:build, or of --step" in capsys.readouterr().err
 
 
 def test_a_wrong_model_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -566,7 +588,7 @@ def test_plan_of_a_step(model: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "MODEL, or of --step"),
+        ([], "or of --step STEP"),
         (["--step", "{}:number"], "must return a function"),
         (["--step", "{}:step", "--budget", "min"], "compiled with"),
         (["--step", "{}:nothing"], "has no function"),

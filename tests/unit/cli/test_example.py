@@ -65,9 +65,10 @@ def test_a_dotted_module_is_imported() -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("tiny.py", "expected package.module:function or path/to/file.py:function, got 'tiny.py'"),
+        ("tiny.py", "expected package.module:function or path/to/file.py:function, got 'tiny.py': name a"),
         ("nowhere.py:build", "there is no file 'nowhere.py'"),
         ("nowhere:build", "importing 'nowhere' raised ModuleNotFoundError: No module named 'nowhere'"),
+        ("nowhere:build", f"--debug shows more. fxremat runs in {sys.executable}: install it there."),
         ("broken.py:build", "importing 'broken.py' raised ZeroDivisionError: no batch"),
         ("leaves.py:build", "importing 'leaves.py' raised SystemExit: 3"),
         ("tiny.py:bild", "'tiny.py' has no function 'bild'. Did you mean 'build'"),

@@ -292,11 +292,12 @@ def test_a_mode_of_another_type_is_refused(mode: Any) -> None:
         assert caught.value.option == "mode"
 
 
+@pytest.mark.parametrize("name", ["ignore_checkpoints", "inplace"])
 @pytest.mark.parametrize("value", [0, 1, "no", np.True_])
-def test_inplace_is_true_or_false(value: Any) -> None:
+def test_a_flag_is_true_or_false(name: str, value: Any) -> None:
     """And nothing that counts as one of them."""
     with pytest.raises(InvalidOptionError, match="expected True, False"):
-        Options.parse({"inplace": value, "compiler": "eager"})
+        Options.parse({name: value, "compiler": "eager"})
 
 
 @pytest.mark.parametrize("options", [["budget"], [("budget", 1)], "budget", 3, set(), ()])

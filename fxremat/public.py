@@ -1,0 +1,93 @@
+"""Public: the names that users import, each from the module that answers it.
+
+What is in ``__all__`` is kept from version to version (``docs/versions.md``). ``fxremat`` itself loads this
+module when the first of them is asked for: PyTorch's compiler, which they need, takes seconds to import.
+"""
+
+from fxremat.arena.allocate import Allocation, allocate
+from fxremat.driver.ahead import survey
+from fxremat.driver.backend import fxremat_backend
+from fxremat.driver.capture import capture
+from fxremat.driver.fit import Fit
+from fxremat.driver.fitting import fit
+from fxremat.driver.journal import reports, steps
+from fxremat.driver.partitioner import partitioner
+from fxremat.driver.pipeline import frontier, make_plan, plan
+from fxremat.driver.plandiff import diff_plans
+from fxremat.driver.planfile import PlanFile
+from fxremat.driver.planjson import load_plan, save_plan
+from fxremat.driver.reach import backend, enabled, install, uninstall
+from fxremat.driver.report import Report
+from fxremat.driver.settings import configure, settings
+from fxremat.driver.step_report import StepReport
+from fxremat.emit.partition import partition
+from fxremat.emit.rewrite import rewrite
+from fxremat.errors import (
+    CaptureError,
+    FxrematError,
+    GraphError,
+    InfeasibleBudgetError,
+    InvalidOptionError,
+    ModifiedInputError,
+    PlanFileError,
+    PlanMismatchError,
+    RatesError,
+    ScheduleError,
+)
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
+from fxremat.graph.region import region
+from fxremat.graph.schedule import Schedule
+from fxremat.memory.liveness import MemoryProfile
+from fxremat.planners import PLANNERS
+from fxremat.predict.models import profile
+from fxremat.predict.problem import Problem, Solution
+
+__all__ = [
+    "PLANNERS",
+    "Allocation",
+    "CaptureError",
+    "Fit",
+    "FxrematError",
+    "GraphError",
+    "InfeasibleBudgetError",
+    "InvalidOptionError",
+    "JointGraph",
+    "MemoryProfile",
+    "ModifiedInputError",
+    "PlanFile",
+    "PlanFileError",
+    "PlanMismatchError",
+    "Problem",
+    "RatesError",
+    "Report",
+    "Schedule",
+    "ScheduleError",
+    "Solution",
+    "StepReport",
+    "allocate",
+    "backend",
+    "capture",
+    "configure",
+    "diff_plans",
+    "enabled",
+    "expand",
+    "fit",
+    "frontier",
+    "fxremat_backend",
+    "install",
+    "load_plan",
+    "make_plan",
+    "partition",
+    "partitioner",
+    "plan",
+    "profile",
+    "region",
+    "reports",
+    "rewrite",
+    "save_plan",
+    "settings",
+    "steps",
+    "survey",
+    "uninstall",
+]
