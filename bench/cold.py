@@ -36,8 +36,8 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 import fxremat
-from fxremat.driver.options import Budget
 from fxremat.measure import measure_peak
+from fxremat.options.options import Budget
 
 NETWORKS = ("transformer", "llama", "resnet", "unet", "encoder_decoder")
 WAYS = ("inductor", "none", "0.8", "0.6", "min")

@@ -32,7 +32,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 import fxremat
-from fxremat.driver.options import Budget
+from fxremat.options.options import Budget
 
 BUDGETS: tuple[Budget, ...] = (None, 0.5, "min")
 COMPILERS = {"inductor": "inductor", "inplace": "eager"}  # for whose graphs a memory model is made

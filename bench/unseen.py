@@ -41,8 +41,8 @@ from tqdm import tqdm
 
 import fxremat
 from fxremat.device.absent import AbsentCard, absent, card_named
-from fxremat.driver.options import Budget
 from fxremat.measure import measure_peak
+from fxremat.options.options import Budget
 
 MIB = 2**20
 BUDGETS = ("None", "0.8", "0.6", "0.4", "min")

@@ -26,7 +26,7 @@ class Setting:
         name: The option.
         value: Its value, as Python writes it.
         source: Where it was given: ``"options"``, ``"fxremat.configure()"``, ``"FXREMAT_BUDGET"``,
-            ``"default"`` and their like (``driver/settings.py``).
+            ``"default"`` and their like (``options/settings.py``).
     """
 
     name: str

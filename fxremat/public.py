@@ -8,18 +8,10 @@ from fxremat.arena.allocate import Allocation, allocate
 from fxremat.driver.ahead import survey
 from fxremat.driver.backend import fxremat_backend
 from fxremat.driver.capture import capture
-from fxremat.driver.fit import Fit
-from fxremat.driver.fitting import fit
 from fxremat.driver.journal import reports, steps
 from fxremat.driver.partitioner import partitioner
 from fxremat.driver.pipeline import frontier, make_plan, plan
-from fxremat.driver.plandiff import diff_plans
-from fxremat.driver.planfile import PlanFile
-from fxremat.driver.planjson import load_plan, save_plan
 from fxremat.driver.reach import backend, enabled, install, uninstall
-from fxremat.driver.report import Report
-from fxremat.driver.settings import configure, settings
-from fxremat.driver.step_report import StepReport
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
 from fxremat.errors import (
@@ -34,14 +26,22 @@ from fxremat.errors import (
     RatesError,
     ScheduleError,
 )
+from fxremat.fitting.fit import Fit
+from fxremat.fitting.fitting import fit
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand
 from fxremat.graph.region import region
 from fxremat.graph.schedule import Schedule
 from fxremat.memory.liveness import MemoryProfile
+from fxremat.options.settings import configure, settings
+from fxremat.planfile.contents import PlanFile
+from fxremat.planfile.diff import diff_plans
+from fxremat.planfile.text import load_plan, save_plan
 from fxremat.planners import PLANNERS
 from fxremat.predict.models import profile
 from fxremat.predict.problem import Problem, Solution
+from fxremat.report.report import Report
+from fxremat.report.step_report import StepReport
 
 __all__ = [
     "PLANNERS",

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fxremat.device.rates import CPU, CUDA, PINNED
-from fxremat.driver import stored
-from fxremat.driver.settings import VARIABLES
+from fxremat.options.settings import VARIABLES
+from fxremat.step import stored
 
 # The same drawn examples in every automatic run; elsewhere each run draws new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)

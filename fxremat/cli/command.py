@@ -38,10 +38,10 @@ from fxremat.errors import CaptureError, FxrematError, InvalidOptionError
 
 if TYPE_CHECKING:
     from fxremat.device.absent import AbsentCard
-    from fxremat.driver.example import Example
-    from fxremat.driver.fit import Fit
-    from fxremat.driver.report import Report
+    from fxremat.fitting.example import Example
+    from fxremat.fitting.fit import Fit
     from fxremat.graph.joint import JointGraph
+    from fxremat.report.report import Report
 
 _PICTURES = ("html", "snapshot", "trace")  # options that name the file of a picture
 
@@ -105,8 +105,8 @@ def _paper(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from fxremat.driver.options import Options
     from fxremat.driver.pipeline import planned
+    from fxremat.options.options import Options
 
     if (arguments.model is None) == (arguments.step is None):
         problem = "a plan is of MODEL, such as net.py:build, or of --step STEP: give one of them."
@@ -276,10 +276,10 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
 
 def _save(reports: Sequence[Report], arguments: argparse.Namespace) -> None:
     """Write the plans and the pictures to the files that were asked for."""
-    from fxremat.driver.page import save_page
-    from fxremat.driver.planjson import save_plan
-    from fxremat.driver.snapshot import save_snapshot
-    from fxremat.driver.trace import save_trace
+    from fxremat.planfile.text import save_plan
+    from fxremat.report.page import save_page
+    from fxremat.report.snapshot import save_snapshot
+    from fxremat.report.trace import save_trace
 
     if arguments.save is not None:
         save_plan(arguments.save, reports)
@@ -312,7 +312,7 @@ def _env(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the backend, checked."""
     from fxremat.cli.example import load
-    from fxremat.driver.options import Options, of_text
+    from fxremat.options.options import Options, of_text
 
     names = ("planner", "cost", "compiler", "inplace", "ignore_checkpoints")
     budget = None if arguments.budget is None else of_text("budget", arguments.budget)
@@ -329,14 +329,15 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _on_device(options: dict[str, Any], example: Example) -> dict[str, Any]:
     """The options with bytes in the place of a part of what the device has free."""
     from fxremat.driver import device_budget
-    from fxremat.driver.options import Options
+    from fxremat.fitting import card_budget
+    from fxremat.options.options import Options
 
     if example.card is None:
         return {**options, "budget": device_budget.resolved(Options.parse(options), example.leaves).budget}
     card = example.card.card
     return {
         **options,
-        "budget": device_budget.on_card(options["budget"], card.name, card.memory_bytes, example),
+        "budget": card_budget.on_card(options["budget"], card.name, card.memory_bytes, example),
     }
 
 
@@ -352,7 +353,7 @@ def _check_generates_code(compiler: str, device: str) -> None:
 
 def _fit(example: Example, peak_bytes: int) -> Fit | None:
     """Whether a step of that peak fits the card that is not there; None where there is none."""
-    from fxremat.driver.fit import Fit, Room
+    from fxremat.fitting.fit import Fit, Room
 
     if example.card is None:
         return None
@@ -425,7 +426,7 @@ def _peaks_table(reports: Sequence[Report], peaks: Mapping[str, int], title: str
     """Measured beside predicted; a step of several graphs has no predicted peak of its own."""
     from tabulate import tabulate
 
-    from fxremat.driver.values import mib
+    from fxremat.report.values import mib
 
     predicted = {"fxremat": mib(reports[0].peak_bytes)} if len(reports) == 1 else {}
     eager = peaks["eager"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from fxremat.driver.plandiff import diff_plans
-from fxremat.driver.planjson import load_plan
+from fxremat.planfile.diff import diff_plans
+from fxremat.planfile.text import load_plan
 
 __all__ = ["run"]
 

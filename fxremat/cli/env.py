@@ -11,8 +11,8 @@ from tabulate import tabulate
 
 from fxremat._torch import compilers
 from fxremat.device import ledger, rates
-from fxremat.driver import stored
-from fxremat.driver.settings import VARIABLES, settings
+from fxremat.options.settings import VARIABLES, settings
+from fxremat.step import stored
 
 OLDEST, NEWEST = (2, 11), (2, 15)  # of torch; what pyproject.toml installs
 

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from fxremat.device.absent import AbsentCard
-from fxremat.driver.example import ON_FAKE_TENSORS, Example, kind, returned_by
 from fxremat.errors import InvalidOptionError, near_matches, told
+from fxremat.fitting.example import ON_FAKE_TENSORS, Example, kind, returned_by
 
 __all__ = ["Example", "example_of", "load", "step_of"]
 

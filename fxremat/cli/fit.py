@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from fxremat.cli.example import load
-from fxremat.driver.fit import Fit
-from fxremat.driver.fitting import fit
+from fxremat.fitting.fit import Fit
+from fxremat.fitting.fitting import fit
 
 __all__ = ["fit_of"]
 

@@ -1,1 +1,1 @@
-"""From a user's call to compiled graphs: options, stages in order, reports, caches."""
+"""From a user's call to compiled graphs: the stages in order, policies, caches."""

@@ -2,7 +2,7 @@
 
 A rehearsal runs the user's function under a mode in which nothing takes memory (``_torch/fakes.py``). Dynamo
 traces the function's compiled parts as ever, but each graph is planned only. What is live around the graphs
-is counted, and the plans are settled, as after a step that ran (``step.py``).
+is counted, and the plans are settled, as after a step that ran (``step/step.py``).
 
 Dynamo's guards tell fake tensors from real ones. So it forgets what it traced, and traces each graph again
 when the real step comes; the graph is known by its text, its inputs and its options, and goes on as the one
@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 from fxremat._torch import fakes
 from fxremat._torch.compilers import Origin
-from fxremat.driver.options import Options
 from fxremat.driver.runner import Runner
-from fxremat.driver.step import steps
-from fxremat.driver.step_report import StepReport
 from fxremat.errors import CaptureError, FxrematError, told
+from fxremat.options.options import Options
+from fxremat.report.step_report import StepReport
+from fxremat.step.step import steps
 
 __all__ = ["keep", "survey", "take"]
 

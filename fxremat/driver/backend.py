@@ -18,15 +18,16 @@ from torch import fx
 
 from fxremat._torch import compilers
 from fxremat._torch.compilers import Origin
-from fxremat.driver import ahead, cache, device_budget, journal, settings
+from fxremat.driver import ahead, cache, device_budget, journal
 from fxremat.driver.compilation import Compilation, PlanAgain
-from fxremat.driver.options import Options, checked
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner
-from fxremat.driver.step import steps
-from fxremat.driver.writes import guarded
+from fxremat.emit.writes import guarded
 from fxremat.inductor.order import may_fuse
+from fxremat.options import settings
+from fxremat.options.options import Options, checked
+from fxremat.step.step import steps
 
 # Where kernels run in a plan's order. Inductor's scheduler tries other orders and keeps the lowest estimate,
 # ours is planned; and it holds a dead buffer until one of its size is needed, which may be at the peak.
@@ -53,7 +54,7 @@ def fxremat_backend(
         options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
             ``time_limit_seconds``, ``detect_writes``, ``scope``, ``plan``, ``ignore_checkpoints``, ``mode``
             (which ``torch.compile`` does not take beside options) and any of Inductor's. Those that are
-            absent may be given elsewhere (``settings.py``).
+            absent may be given elsewhere (``options/settings.py``).
 
     Raises:
         InvalidOptionError: An option or its value is unknown.

@@ -23,9 +23,9 @@ import torch
 from torch import fx
 
 from fxremat._torch import compilers, graphs
-from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
 from fxremat.graph.region import region_mark
+from fxremat.report.report import Report
 
 
 @dataclass(frozen=True)

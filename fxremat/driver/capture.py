@@ -15,9 +15,9 @@ from torch import nn
 
 from fxremat import given
 from fxremat._torch import compilers, partitioners
-from fxremat.driver.options import COMPILERS
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError, shown, told
 from fxremat.graph.joint import JointGraph
+from fxremat.options.options import COMPILERS
 
 
 class _WithLoss(nn.Module):

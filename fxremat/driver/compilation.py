@@ -25,10 +25,8 @@ from torch import fx
 from fxremat._torch import partitioners
 from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver.cache import Outcome
-from fxremat.driver.options import Options
 from fxremat.driver.pipeline import Choice, rewritten, split
 from fxremat.driver.policy import FromFile, Given, Policy, alone, prospects, refused, unread
-from fxremat.driver.report import Report
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.graph.joint import JointGraph
@@ -36,7 +34,9 @@ from fxremat.graph.schedule import Schedule, bind
 from fxremat.inductor.facts import like
 from fxremat.inductor.generated import CodeMemory, Handed, handed, read
 from fxremat.inductor.learning import learn
+from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
+from fxremat.report.report import Report
 
 MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both graphs anew
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried

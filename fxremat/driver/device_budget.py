@@ -27,13 +27,11 @@ import torch
 
 from fxremat._torch import optimizers
 from fxremat.device.capacity import capacity_bytes, free_bytes, reserved_bytes
-from fxremat.driver import agreement
-from fxremat.driver.example import Example
-from fxremat.driver.fit import Room
-from fxremat.driver.options import Budget, Options, share_of_device
 from fxremat.errors import InvalidOptionError
+from fxremat.options.options import Budget, Options, share_of_device
+from fxremat.step import agreement
 
-__all__ = ["forget", "on_card", "resolved"]
+__all__ = ["ASSUMED_STATES", "forget", "part", "resolved"]
 
 ASSUMED_STATES = 2  # of each parameter's size, where the optimizer is not known
 GRAINS = 256  # that all memory of a device is divided into, to round down to
@@ -56,21 +54,7 @@ def resolved(options: Options, inputs: Sequence[Any]) -> Options:
         return options
     devices = [each.device for each in inputs if isinstance(each, torch.Tensor)]
     device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
-    return replace(options, budget=_part(options.budget, share, _free_for_a_step(device, options.budget)))
-
-
-def on_card(budget: Budget, card: str, memory_bytes: int, example: Example) -> Budget:
-    """The same for a card that is not there: of its memory, what is held and the assumed states are taken.
-
-    Raises:
-        InvalidOptionError: Nothing is left.
-    """
-    share = share_of_device(budget)
-    if share is None:
-        return budget
-    trained = {each.untyped_storage() for each in example.model.parameters() if each.requires_grad}
-    states = ASSUMED_STATES * sum(each.nbytes() for each in trained)
-    return _part(budget, share, Room.of(card, memory_bytes, example).left_bytes - states)
+    return replace(options, budget=part(options.budget, share, _free_for_a_step(device, options.budget)))
 
 
 def forget() -> None:
@@ -78,7 +62,8 @@ def forget() -> None:
     _known.clear()
 
 
-def _part(budget: Budget, share: float, size: int) -> int:
+def part(budget: Budget, share: float, size: int) -> int:
+    """That part of so many bytes; InvalidOptionError if it is of none."""
     if size <= 0:
         problem = (
             f"{budget!r} is nothing: what is held and what is left free take all of the device's memory."

@@ -18,12 +18,12 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fxremat.driver.options import Budget, GivenPlanner, memory_model, resolve_budget
 from fxremat.driver.pipeline import choose, least_budget, make_problem, solve
-from fxremat.driver.values import mib
 from fxremat.graph.joint import JointGraph
+from fxremat.options.options import Budget, GivenPlanner, memory_model, resolve_budget
 from fxremat.predict.models import MemoryModel
 from fxremat.predict.problem import Problem, Solution, pareto
+from fxremat.report.values import mib
 from fxremat.search.baseline import baseline_plan
 
 __all__ = ["Frontier", "Point", "make_frontier"]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from fxremat._torch import compilers, logs
-from fxremat.driver.report import Report
-from fxremat.driver.step import steps as _steps
-from fxremat.driver.step_report import StepReport
-from fxremat.driver.trace import trace_of
 from fxremat.graph.region import regions_outside
+from fxremat.report.report import Report
+from fxremat.report.step_report import StepReport
+from fxremat.report.trace import trace_of
+from fxremat.step.step import steps as _steps
 
 
 class Compiled(Protocol):

@@ -15,9 +15,9 @@ from fxremat._torch import compilers, partitioners
 from fxremat.device import calibrate
 from fxremat.driver import journal
 from fxremat.driver.compilation import Compilation
-from fxremat.driver.options import Options, share_of_device
 from fxremat.driver.policy import Asking
 from fxremat.errors import FxrematError, InvalidOptionError
+from fxremat.options.options import Options, share_of_device
 
 
 class Partitioner(partitioners.CustomPartitionerFn):

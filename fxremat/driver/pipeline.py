@@ -19,7 +19,15 @@ from typing import Any
 from torch import fx
 
 from fxremat._torch import partitioners
-from fxremat.driver.options import (
+from fxremat.emit.partition import partition
+from fxremat.emit.rewrite import rewrite
+from fxremat.emit.writes import read_again
+from fxremat.episode.trace import Candidate
+from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
+from fxremat.graph.joint import JointGraph, check_graph
+from fxremat.graph.signature import device_title, signature
+from fxremat.inductor.order import order_recomputation
+from fxremat.options.options import (
     Budget,
     GivenPlanner,
     Options,
@@ -27,21 +35,13 @@ from fxremat.driver.options import (
     check_time_limit,
     resolve_budget,
 )
-from fxremat.driver.planfile import PlanFile
-from fxremat.driver.report import Made, Report, make_report
-from fxremat.driver.writes import read_again
-from fxremat.emit.partition import partition
-from fxremat.emit.rewrite import rewrite
-from fxremat.episode.trace import Candidate
-from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
-from fxremat.graph.joint import JointGraph, check_graph
-from fxremat.graph.signature import device_title, signature
-from fxremat.inductor.order import order_recomputation
+from fxremat.planfile.contents import PlanFile
 from fxremat.planners import PLANNERS
 from fxremat.predict.cost import costs
 from fxremat.predict.models import MemoryModel, model
 from fxremat.predict.problem import Problem, Solution, margin, pareto, progress
 from fxremat.proof.bounds import Bounds
+from fxremat.report.report import Made, Report, make_report
 from fxremat.search.baseline import baseline_plan
 
 SECONDS_WITHOUT_BUDGET = 0.3  # that ``auto`` searches where the default plan, or nearly that, is wanted

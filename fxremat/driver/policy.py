@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fxremat.driver.options import Budget, GivenPlanner, Options, is_size, resolve_budget
 from fxremat.driver.pipeline import Choice, bounded, bounds_of, decide, solve
-from fxremat.driver.planfile import PlanFile
 from fxremat.episode.candidates import candidate, candidates
 from fxremat.episode.trace import Candidate, Prospects
 from fxremat.errors import InfeasibleBudgetError, ScheduleError
 from fxremat.graph.schedule import Schedule
+from fxremat.options.options import Budget, GivenPlanner, Options, is_size, resolve_budget
+from fxremat.planfile.contents import PlanFile
 from fxremat.predict.problem import Problem, Solution, margin
 from fxremat.search.baseline import baseline_plan
 

@@ -19,10 +19,10 @@ from typing import Any
 from torch import fx
 
 from fxremat._torch import patches
-from fxremat.driver import settings
 from fxremat.driver.backend import compile_under
-from fxremat.driver.options import checked
-from fxremat.driver.settings import Layer
+from fxremat.options import settings
+from fxremat.options.options import checked
+from fxremat.options.settings import Layer
 
 
 class Backend:

@@ -1,6 +1,6 @@
 """Runner: a graph of Dynamo's in a step, with all plans that it is compiled with.
 
-What Dynamo calls. Each call runs the plan that the step has for it (``step.py``), and a plan is compiled
+What Dynamo calls. Each call runs the plan that the step has for it (``step/step.py``), and a plan is compiled
 when a call runs it for the first time: by then Dynamo has made sure that the world is as it was when the
 graph was traced.
 
@@ -27,17 +27,17 @@ from torch import Tensor, fx
 from fxremat._torch import autograd, compilers, fakes, graphs
 from fxremat.driver import frames, policy
 from fxremat.driver.compilation import Compilation
-from fxremat.driver.options import Options, is_size, resolve_budget
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.pipeline import Choice
 from fxremat.driver.policy import Asked, Asking, Cautious, Given, MaybeAlone, Policy, WithinBudget
-from fxremat.driver.report import Report
-from fxremat.driver.step import Episode, Run, steps
 from fxremat.episode.candidates import candidate
 from fxremat.episode.trace import Candidate, Prospects
 from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.graph.schedule import Schedule
+from fxremat.options.options import Options, is_size, resolve_budget
 from fxremat.predict.problem import Problem
+from fxremat.report.report import Report
+from fxremat.step.step import Episode, Run, steps
 
 MAX_LOOKS = 2  # for a plan whose peak is right, when it turns out where the step's peak is then
 

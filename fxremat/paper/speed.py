@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from fxremat._torch import compilers
 from fxremat.driver.backend import fxremat_backend
 from fxremat.driver.journal import reports
-from fxremat.driver.report import Report
 from fxremat.measure import measure_peak, time_steps
+from fxremat.report.report import Report
 
 __all__ = ["Timing", "time_network"]
 

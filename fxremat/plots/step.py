@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fxremat.driver.step_report import StepReport
 from fxremat.plots.canvas import BLACK, COLOURS, VERMILION, canvas, check_plot, write_plot
+from fxremat.report.step_report import StepReport
 
 __all__ = ["plot_step"]
 

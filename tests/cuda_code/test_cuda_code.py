@@ -17,7 +17,7 @@ import torch
 import fxremat
 from fxremat.cli import command
 from fxremat.device.absent import absent, card_named
-from fxremat.driver.report import Report
+from fxremat.report.report import Report
 
 # Network, budget, and by how much the code's peak is off what was planned with, at most.
 BOUNDS: list[tuple[str, Any, float]] = [

@@ -13,7 +13,7 @@ from torch import nn
 
 import fxremat
 from fxremat.cli import parser
-from fxremat.driver.options import COMPILERS, ON_ERROR, OWN, Options
+from fxremat.options.options import COMPILERS, ON_ERROR, OWN, Options
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.name: page.read_text("utf-8") for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}

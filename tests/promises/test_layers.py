@@ -34,7 +34,12 @@ LAYERS = (
     "emit",  # from a schedule to graphs
     "arena",  # from a schedule to offsets
     "episode",  # one budget for all graphs of a step
+    "report",  # what a user is told
+    "planfile",  # plans as files
+    "options",  # what a user asks for
+    "step",  # the calls of a training step
     "driver",  # from a user's call to compiled graphs
+    "fitting",  # whether a card has room
     "plots",
     "public",  # what users import
     "",  # the package itself, which loads that when it is asked for

@@ -19,7 +19,7 @@ from training import Program, assert_same_outcome, compiled, everything, program
 
 import fxremat
 from fxremat import ModifiedInputError
-from fxremat.driver.writes import ReadAgain, checksum, guarded
+from fxremat.emit.writes import ReadAgain, checksum, guarded
 
 
 def reading(p: Program, x: Tensor) -> Tensor:

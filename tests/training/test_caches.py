@@ -28,8 +28,8 @@ from fxremat._torch import compilers
 from fxremat.driver import partitioner
 from fxremat.driver.cache import Outcome, fingerprint, listening
 from fxremat.driver.compilation import Compilation
-from fxremat.driver.options import Options
 from fxremat.driver.partitioner import Partitioner
+from fxremat.options.options import Options
 
 # --- What the key tells apart ---------------------------------------------------------------------------
 

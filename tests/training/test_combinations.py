@@ -28,9 +28,9 @@ from training import (
 import fxremat
 from fxremat import InfeasibleBudgetError, JointGraph
 from fxremat.device import calibrate
-from fxremat.driver.options import Options
 from fxremat.emit.partition import partition
 from fxremat.graph import ops
+from fxremat.options.options import Options
 
 RUNS: Counter[str] = Counter()  # how often the custom operators below ran on real tensors
 OPTIONS = {"planner": everything(1), "compiler": "eager"}

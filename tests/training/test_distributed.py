@@ -23,9 +23,9 @@ from training import everything
 import fxremat
 from fxremat.device import ledger
 from fxremat.device.rates import CPU, KEY, PINNED, facts, rates
-from fxremat.driver.agreement import MAX_LOOKS, Round
-from fxremat.driver.step import steps
 from fxremat.measure import measure_peak
+from fxremat.step.agreement import MAX_LOOKS, Round
+from fxremat.step.step import steps
 
 pytestmark = pytest.mark.slow  # two processes, each of which compiles
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import fxremat
-from fxremat.driver.options import OWN, Options
 from fxremat.driver.partitioner import Partitioner
-from fxremat.driver.settings import VARIABLES
 from fxremat.errors import InvalidOptionError
+from fxremat.options.options import OWN, Options
+from fxremat.options.settings import VARIABLES
 
 EAGER = {"compiler": "eager"}
 _Wrapper = torch._TorchCompileInductorWrapper
@@ -218,7 +218,7 @@ def test_values_are_a_part_of_a_cache_key_and_places_are_not(monkeypatch: pytest
     """Another budget in a variable is another key; the same budget from elsewhere is the same."""
 
     def key() -> str:
-        from fxremat.driver.settings import in_force
+        from fxremat.options.settings import in_force
 
         return Partitioner(in_force()).key()
 

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 import fxremat
 from fxremat._torch import compilers
-from fxremat.driver import policy, stored
-from fxremat.driver.step import steps
+from fxremat.driver import policy
+from fxremat.step import stored
+from fxremat.step.step import steps
 
 ROWS, WIDTH = 64, 32
 BLOCKS = 3

@@ -18,8 +18,8 @@ import torch
 import fxremat
 from fxremat.cli import command, demo, env
 from fxremat.device.rates import CPU, PINNED
-from fxremat.driver.options import of_text
 from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionError
+from fxremat.options.options import of_text
 
 SOURCE = """
 import torch

@@ -16,10 +16,12 @@ from fxremat._torch import optimizers, processes
 from fxremat._torch.processes import Group
 from fxremat.cli import command
 from fxremat.device import capacity
-from fxremat.driver import agreement, device_budget
-from fxremat.driver.example import Example
-from fxremat.driver.options import Options, is_size, resolve_budget, share_of_device
+from fxremat.driver import device_budget
 from fxremat.errors import InvalidOptionError
+from fxremat.fitting import card_budget
+from fxremat.fitting.example import Example
+from fxremat.options.options import Options, is_size, resolve_budget, share_of_device
+from fxremat.step import agreement
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -238,9 +240,9 @@ def test_on_a_card_all_that_is_held_is_taken_from_its_memory() -> None:
     example = Example(nn.Linear(32, 32, bias=False), (torch.ones(2, 32),), torch.sum)
     size = 32 * 32 * 4
     left = 1_000_000 - 50_000 - 3 * size - 2 * 32 * 4
-    assert device_budget.on_card("device", "a card", 1_000_000, example) == left
-    assert device_budget.on_card("50%", "a card", 1_000_000, example) == left // 2
-    assert device_budget.on_card("8MiB", "a card", 1_000_000, example) == "8MiB"
+    assert card_budget.on_card("device", "a card", 1_000_000, example) == left
+    assert card_budget.on_card("50%", "a card", 1_000_000, example) == left // 2
+    assert card_budget.on_card("8MiB", "a card", 1_000_000, example) == "8MiB"
 
 
 def test_the_command_line_has_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

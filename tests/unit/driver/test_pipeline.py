@@ -18,7 +18,6 @@ from torch import fx, nn
 import fxremat
 from fxremat._torch import partitioners
 from fxremat.driver.frontier import make_frontier
-from fxremat.driver.options import Options
 from fxremat.driver.pipeline import (
     SECONDS_WITHOUT_BUDGET,
     choose,
@@ -32,6 +31,7 @@ from fxremat.driver.pipeline import (
 from fxremat.errors import FxrematError, InfeasibleBudgetError, InvalidOptionError, ScheduleError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule
+from fxremat.options.options import Options
 from fxremat.planners import PLANNERS
 from fxremat.predict.models import profile
 from fxremat.predict.problem import Problem, Solution, margin

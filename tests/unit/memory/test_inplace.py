@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from training import assert_trains_alike, compiled, everything, program, square
 
 import fxremat
-from fxremat.driver.options import Options
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
 from fxremat.measure import measure_peak
 from fxremat.memory.inplace import overwrites
+from fxremat.options.options import Options
 from fxremat.predict.models import IN_PLACE, profile
 
 aten = torch.ops.aten

@@ -20,12 +20,12 @@ import fxremat
 from fxremat.device import calibrate, ledger, rates
 from fxremat.device.calibrate import fingerprint
 from fxremat.device.rates import CPU, PINNED, Rates
-from fxremat.driver.options import Options
 from fxremat.driver.pipeline import planned
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, bind
 from fxremat.memory.lowering import Lowering
+from fxremat.options.options import Options
 from fxremat.predict.cost import Costs, costs, roofline, seconds
 from fxremat.predict.models import EVERY_VALUE
 from fxremat.predict.problem import Problem, Solution

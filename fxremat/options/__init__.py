@@ -1,0 +1,1 @@
+"""What a user asks for, and where that was said."""

@@ -1,0 +1,1 @@
+"""What a user is told of a plan: tables, pages, snapshots, traces."""

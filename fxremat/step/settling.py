@@ -1,0 +1,231 @@
+"""Settling: which plan each call of a step gets, so that the step keeps the budgets of its graphs.
+
+A budget is that of the step. Where graphs of one step have budgets of their own, each bounds the step's peak
+as far as the plans of its own graphs can: they are chosen in turn, the tightest budget last, with the plans
+of the others as they are by then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fxremat.episode.settle import settle
+from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
+from fxremat.errors import InfeasibleBudgetError
+from fxremat.options.options import Budget, Options, resolve_budget
+from fxremat.step.stored import Figures
+
+USED = 0.95  # of what is allowed: a plan with a lower peak than that is taken if it costs no time
+SLACK_BYTES = 512  # that a step may take beyond its budget, to which CUDA's allocator rounds every block
+OTHERS = -1  # the number of the first graph whose plan stays as it is; that of the next is one less
+
+
+class Graph(Protocol):
+    """A graph of a step."""
+
+    number: int
+    key: str | None  # the same in another process that runs it under the same options; None if there is none
+    name: str
+    options: Options
+    device: torch.device
+
+    @property
+    def first_plan(self) -> Candidate:
+        """The plan that it was compiled with first."""
+
+    @property
+    def own_plan(self) -> Candidate | None:
+        """The plan that it has for itself; None if it was compiled as a part of a step."""
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether that plan is another than predictions ask for, because of what its code takes."""
+
+    @property
+    def overestimate_bytes(self) -> int:
+        """By how much its own plan was predicted higher than its code is."""
+
+    @property
+    def cautious_plan(self) -> Candidate:
+        """The plan of a call about whose step nothing is known."""
+
+    @property
+    def baseline(self) -> Candidate:
+        """What runs without fxremat."""
+
+    @property
+    def margin(self) -> float:
+        """The part of a budget that is left free because the memory model is not exact."""
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The plans to choose from."""
+
+    def plan_within(self, allowed_bytes: int, peak: Callable[[Candidate], int]) -> Candidate:
+        """The plan for a step in which nothing else is planned.
+
+        Args:
+            allowed_bytes: What the step's peak is to keep; that of the plan may be higher where none does.
+            peak: The step's peak with a plan.
+        """
+
+    def policy_of(self, plan: Candidate) -> str:
+        """The text of the policy that a plan was compiled under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a step has settled for.
+
+    Attributes:
+        plans: The plan of each call.
+        budget: The tightest budget, as it was given.
+        budget_bytes: The same in bytes; None where it is no number.
+        baseline_peak_bytes: The step's predicted peak without fxremat.
+        baseline_seconds: And the time of its graphs.
+        lowest_peak_bytes: The least peak that plans at hand can have.
+        lower_bound_seconds: No choice among them takes less within the budget.
+    """
+
+    plans: tuple[Candidate, ...]
+    budget: Budget
+    budget_bytes: int | None
+    baseline_peak_bytes: int
+    baseline_seconds: float
+    lowest_peak_bytes: int
+    lower_bound_seconds: float
+
+
+def settled(
+    graphs: Sequence[Graph], plans: Sequence[Candidate], trace: Trace, excess: float = 1.0
+) -> Settled:
+    """The plans of the calls of a step.
+
+    Args:
+        graphs: What each call runs.
+        plans: And with which plan up to now.
+        trace: The step.
+        excess: How many times more than predicted was measured.
+
+    Raises:
+        InfeasibleBudgetError: No plans fit a budget, unless the graphs' options say ``on_error="fallback"``.
+    """
+    baselines = tuple(graph.baseline for graph in graphs)
+    baseline_bytes = peak_bytes(trace, baselines)
+    seconds = sum(each.seconds for each in baselines)
+    found = Settled(baselines, None, None, baseline_bytes, seconds, baseline_bytes, seconds)
+    if len(graphs) == 1:
+        (graph,) = graphs
+        plan = _alone(graph, plans[0], trace, baseline_bytes, excess)
+        if plan is not None:
+            budget = graph.options.budget
+            size, lowest = resolve_budget(budget, baseline_bytes), peak_bytes(trace, [plan])
+            return Settled((plan,), budget, size, baseline_bytes, seconds, lowest, plan.seconds)
+    for budget in _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes):
+        found = _within(budget, graphs, trace, found, excess)
+    return found
+
+
+def as_stored(
+    graphs: Sequence[Graph], plans: Sequence[Candidate], trace: Trace, excess: float, figures: Figures
+) -> Settled | None:
+    """The plans of the calls as they are, which were stored; None if a step takes more with them than it may.
+
+    Args:
+        graphs: As of ``settled``.
+        plans: As of ``settled``.
+        trace: As of ``settled``.
+        excess: As of ``settled``.
+        figures: What was stored of them.
+    """
+    baselines = [graph.baseline for graph in graphs]
+    baseline_bytes = peak_bytes(trace, baselines)
+    seconds = sum(each.seconds for each in baselines)
+    size = resolve_budget(figures.budget, baseline_bytes)
+    allowed = figures.peak_bytes if size is None else size
+    if excess * peak_bytes(trace, plans) > allowed + SLACK_BYTES:
+        return None
+    lowest, bound = figures.lowest_peak_bytes, figures.lower_bound_seconds
+    return Settled(tuple(plans), figures.budget, size, baseline_bytes, seconds, lowest, bound)
+
+
+def _alone(
+    graph: Graph, plan: Candidate, trace: Trace, baseline_bytes: int, excess: float
+) -> Candidate | None:
+    """A plan for a graph that is all of its step but for what is outside; None where that is not so simple.
+
+    If the one that it has is as good for the step, then this.
+    """
+    if graph.own_plan is None:
+        return None
+    budget_bytes = resolve_budget(graph.options.budget, baseline_bytes)
+    if budget_bytes is None:
+        return plan if plan == graph.own_plan and _is_highest(trace, plan) else None
+    allowed = _allowed(budget_bytes, [graph], excess)
+
+    def peak(candidate: Candidate) -> int:
+        return peak_bytes(trace, [candidate])
+
+    def fits(candidate: Candidate) -> bool:
+        known = graph.overestimate_bytes if candidate == graph.own_plan else 0
+        return excess * (peak(candidate) - known) <= budget_bytes + SLACK_BYTES
+
+    is_used = peak(plan) > USED * allowed or plan.seconds <= graph.baseline.seconds or graph.is_corrected
+    if fits(plan) and is_used:
+        return plan
+    found = graph.plan_within(allowed, peak)
+    return found if fits(found) and _is_highest(trace, found) else None
+
+
+def _is_highest(trace: Trace, plan: Candidate) -> bool:
+    """Whether the peak of a step is where its only plan runs, and not around it."""
+    moments = timeline(trace, [plan])
+    highest = max(each.peak_bytes for each in moments if each.call is not None)
+    return all(each.peak_bytes <= SLACK_BYTES + highest for each in moments)
+
+
+def _allowed(budget_bytes: int, graphs: Sequence[Graph], excess: float) -> int:
+    """The predicted peak that a step may have."""
+    return int(budget_bytes * min(1 / excess, 1 - max(graph.margin for graph in graphs)))
+
+
+def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
+    """Budgets, the tightest last."""
+    sizes = {budget: resolve_budget(budget, baseline_bytes) for budget in budgets}
+    return sorted(budgets, key=lambda each: (-(sizes[each] or 0), str(each)))
+
+
+def _within(budget: Budget, graphs: Sequence[Graph], trace: Trace, before: Settled, excess: float) -> Settled:
+    """The plans with those of a budget's graphs chosen; the others stay."""
+    own = [graph for graph in graphs if graph.options.budget == budget]
+    budget_bytes = resolve_budget(budget, before.baseline_peak_bytes)
+    allowed = None if budget_bytes is None else _allowed(budget_bytes, own, excess) + SLACK_BYTES
+    choices = {each.number: each.candidates for each in own}
+    calls = []
+    for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):
+        number = graph.number
+        if graph.options.budget != budget:
+            number = OTHERS - position
+            choices[number] = (before.plans[position],)
+        calls.append(Call(number, call.charges))
+    try:
+        found = settle(Trace(tuple(calls), trace.events, trace.after_bytes), choices, allowed)
+    except InfeasibleBudgetError as error:
+        if any(graph.options.on_error == "raise" for graph in own):
+            raise
+        warnings.warn(f"fxremat leaves a step to PyTorch's partitioner: {error}", stacklevel=2)
+        return before
+    return Settled(
+        tuple(choices[call.graph][choice] for call, choice in zip(calls, found.plans, strict=True)),
+        budget,
+        budget_bytes,
+        before.baseline_peak_bytes,
+        before.baseline_seconds,
+        found.lowest_peak_bytes,
+        found.lower_bound_seconds,
+    )
