@@ -69,6 +69,9 @@ def force_saves(module: fx.GraphModule) -> None:
 
 def _keep_between_checkpoints(module: fx.GraphModule) -> None:
     """Let PyTorch tag what it saves between checkpointed parts; only hooks need it in any case."""
+    for node in module.graph.nodes:
+        if node.meta.get("ac_graph_id", 0) is None:  # traced without Dynamo, which numbers checkpoints
+            del node.meta["ac_graph_id"]
     wished = [n for n in module.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE]
     partitioners.cleanup_recompute_tags(module, is_default_partition=False)
     for node in wished:
