@@ -116,7 +116,7 @@ def _compile_alone(
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
     compiled = _compiled(module, inputs, compilation)
-    journal.log(compilation.reports)
+    journal.log(compilation)
     return _guarded(compiled, module, compilation)
 
 

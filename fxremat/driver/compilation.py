@@ -15,6 +15,7 @@ that follows. A plan that no budget would ask for otherwise is first compiled as
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,6 +43,8 @@ MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both gra
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
 OFF = 0.01  # of a budget: by how much the code must be lower than was predicted for that
 GAIN = 0.005  # of a step's time: what such a plan must save
+
+_log = logging.getLogger(__name__)
 
 
 class PlanAgain(BaseException):
@@ -185,6 +188,8 @@ class Compilation:
         self.handed = lowered.given
         self._codes.append((code, lowered))
         peak = max(memory.peak_bytes for _, memory in self._codes)
+        which = "backward" if code.is_backward else "forward"
+        _log.debug("%s: the code up to the %s holds %d bytes", self.name, which, peak)
         if self.choice is not None and not isinstance(self.policy, Given):
             self._compare(self.choice, peak, code.is_backward)
         if code.is_backward:
@@ -302,6 +307,7 @@ class Compilation:
         self.is_compiled = False
         self._next = choice
         self.corrections += 1
+        _log.debug("%s: planned again, correction %d", self.name, self.corrections)
         raise PlanAgain(f"{self.name} is planned again")
 
 

@@ -80,7 +80,7 @@ class Partitioner(partitioners.CustomPartitionerFn):
         compilation = Compilation(self.options, self.fingerprint, journal.graph_name())
         halves = compilation.split(gm, joint_inputs, num_fwd_outputs, static_inputs)
         journal.add(compilation)
-        journal.log(compilation.reports)
+        journal.log(compilation)
         return halves
 
     def uuid(self) -> object:
