@@ -29,7 +29,7 @@ from fxremat.driver.cache import Outcome
 from fxremat.driver.pipeline import Choice, rewritten, split
 from fxremat.driver.policy import FromFile, Given, Policy, alone, prospects, refused, unread
 from fxremat.episode.trace import Prospects
-from fxremat.errors import FxrematError, InfeasibleBudgetError
+from fxremat.errors import FxrematError, InfeasibleBudgetError, VerificationError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, bind
 from fxremat.inductor.facts import like
@@ -38,6 +38,7 @@ from fxremat.inductor.learning import learn
 from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
 from fxremat.report.report import Report
+from fxremat.report.verification import Verification
 
 MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both graphs anew
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
@@ -167,9 +168,29 @@ class Compilation:
         for reason in outcome.fallbacks:
             self._fall_back(reason)
         self.reports += (
-            replace(report, graph_name=self.name, from_cache=True, settings=self.options.settings)
+            replace(
+                report, graph_name=self.name, from_cache=True, settings=self.options.settings, verified=None
+            )
             for report in outcome.reports
         )
+
+    def take_verification(self, found: Verification) -> bool:
+        """Report what a call has shown; whether the compiled graph may go on.
+
+        Raises:
+            VerificationError: It computes something else, unless the options say ``on_error="fallback"``.
+        """
+        self.reports[:] = [
+            replace(report, verified=found.and_before(report.verified)) for report in self.reports
+        ]
+        _log.info("%s: %s", self.name, found)
+        if found.is_kept:
+            return True
+        error = VerificationError(self.name, found.place, found.difference, found.tolerance)
+        if self.options.on_error == "raise":
+            raise error
+        self._fall_back(str(error))
+        return False
 
     def take_code(self, code: GeneratedCode) -> None:
         """Hold the code of one of the two graphs against the budget.

@@ -25,6 +25,7 @@ from fxremat.report.pictures import FilePath
 from fxremat.report.snapshot import save_snapshot
 from fxremat.report.trace import save_trace
 from fxremat.report.values import Value, by_place, mib, more
+from fxremat.report.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Report:
             between the forward and the backward (``emit/writes.py``).
         made: What the plan was made of; None for a plan that was given a report by itself.
         settings: The options that held, each with where it was given; a planner of the user's by its name.
+        verified: What option ``verify`` has found; None where nothing was to be verified until now.
     """
 
     graph_name: str
@@ -100,6 +102,7 @@ class Report:
     reads_again: tuple[ReadAgain, ...] = ()
     made: Made | None = None
     settings: tuple[Setting, ...] = ()
+    verified: Verification | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -175,6 +178,8 @@ class Report:
             rows.append(
                 ("cache", "the compiled graph was in a cache, with this report of when it was planned")
             )
+        if self.verified is not None:
+            rows.append(("verified", str(self.verified)))
         rows += [("note", note) for note in self.notes]
         return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
 
