@@ -29,7 +29,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._ordered_set import OrderedSet
 
-from fxremat._torch import patches
+from fxremat._torch import patches, versions
 from fxremat._torch.lowered import GeneratedCode, reader
 
 __all__ = [
@@ -105,6 +105,7 @@ def compile_with_inductor(
             their buffers stands in the graph; None where they run as Inductor has it.
         key: What caches are to tell apart besides the graphs themselves.
     """
+    versions.require(versions.INDUCTORS)
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
 
