@@ -226,6 +226,28 @@ class PlanMismatchError(FxrematError, ValueError):
         )
 
 
+class VerificationError(FxrematError, ArithmeticError):
+    """A compiled graph computes something else than the same graph without fxremat.
+
+    Attributes:
+        graph_name: What reports call the graph.
+        place: What differs most, such as ``gradient of self.layers.0.weight``.
+        difference: By how much, relative to the largest element of all outputs or of all gradients.
+        tolerance: What would have been allowed.
+    """
+
+    def __init__(self, graph_name: str, place: str, difference: float, tolerance: float) -> None:
+        self.graph_name = graph_name
+        self.place = place
+        self.difference = difference
+        self.tolerance = tolerance
+        super().__init__(
+            f"{graph_name}: {place} differs by {difference:.3g} from that of the graph without fxremat; "
+            f"{tolerance:.3g} is allowed. That is a fault of fxremat's: please report it. "
+            f"on_error='fallback' goes on with PyTorch's partitioner."
+        )
+
+
 class ModifiedInputError(FxrematError, RuntimeError):
     """A tensor was written to between the forward and the backward, which computes from it again.
 

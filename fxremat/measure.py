@@ -41,7 +41,7 @@ from torch.profiler import profile
 from fxremat._torch import profilers
 from fxremat.errors import FxrematError, InvalidOptionError
 
-__all__ = ["Measurement", "held_bytes", "measure_peak", "time_steps"]
+__all__ = ["Measurement", "can_measure", "held_bytes", "measure_peak", "time_steps"]
 
 _ALLOCATOR_EVENT = "[memory]"
 
@@ -84,6 +84,13 @@ def measure_peak(step: Callable[[], object], *, device: torch.device | str | Non
     if where.type not in ("cpu", "cuda"):
         raise InvalidOptionError.bad_value("device", str(where), ("cpu", "cuda"))
     return _measure_cpu(step) if where.type == "cpu" else _measure_cuda(step, where)
+
+
+def can_measure(device: torch.device) -> bool:
+    """Whether ``measure_peak`` can measure a device now: not the CPU while a profiler records."""
+    if device.type == "cpu":
+        return not (profilers.is_profiling() or profilers.session_elsewhere())
+    return device.type == "cuda"
 
 
 def held_bytes(call: Callable[[], object], device: torch.device) -> tuple[int, int]:
@@ -148,7 +155,7 @@ def _wait_for_cuda() -> None:
 
 def _measure_cpu(step: Callable[[], object]) -> Measurement:
     profilers.make_way()
-    if profilers.is_profiling() or profilers.session_elsewhere():  # torch would end one of them, or crash
+    if not can_measure(torch.device("cpu")):  # torch would end one of them, or crash
         raise FxrematError(
             "a profiler is recording or being prepared, and torch has but one: measure before it or after it"
         )

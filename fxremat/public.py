@@ -25,6 +25,7 @@ from fxremat.errors import (
     PlanMismatchError,
     RatesError,
     ScheduleError,
+    VerificationError,
 )
 from fxremat.fitting.fit import Fit
 from fxremat.fitting.fitting import fit
@@ -42,6 +43,7 @@ from fxremat.predict.models import profile
 from fxremat.predict.problem import Problem, Solution
 from fxremat.report.report import Report
 from fxremat.report.step_report import StepReport
+from fxremat.report.verification import Verification
 
 __all__ = [
     "PLANNERS",
@@ -65,6 +67,8 @@ __all__ = [
     "ScheduleError",
     "Solution",
     "StepReport",
+    "Verification",
+    "VerificationError",
     "allocate",
     "backend",
     "capture",

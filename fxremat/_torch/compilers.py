@@ -29,13 +29,14 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._ordered_set import OrderedSet
 
-from fxremat._torch import patches
+from fxremat._torch import patches, versions
 from fxremat._torch.lowered import GeneratedCode, reader
 
 __all__ = [
     "Origin",
     "autocast_types",
     "cacheable",
+    "compile_as_inductor",
     "compile_id",
     "compile_with_inductor",
     "compile_without_inductor",
@@ -50,6 +51,7 @@ __all__ = [
     "max_operations",
     "missing_compiler",
     "order_after",
+    "records_cuda_graphs",
     "source_hash",
     "unlimited_recompilation",
 ]
@@ -63,6 +65,15 @@ def compile_without_inductor(
     """Run both graphs as they are, boxed, so that a value is freed after its last use."""
     compiler = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner)
     return compiler(module, inputs)
+
+
+def compile_as_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile as ``torch.compile(backend="inductor")`` does."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, inputs, config_patches=dict(settings))  # type: ignore[return-value]
 
 
 def compile_with_inductor(
@@ -94,6 +105,7 @@ def compile_with_inductor(
             their buffers stands in the graph; None where they run as Inductor has it.
         key: What caches are to tell apart besides the graphs themselves.
     """
+    versions.require(versions.INDUCTORS)
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
 
@@ -248,8 +260,15 @@ def hands_over_code(settings: Mapping[str, Any]) -> bool:
     """Whether Inductor's code can be read under a configuration; not so for CUDA graphs and in C++."""
     from torch._inductor import config
 
-    is_split = settings.get("triton.cudagraphs", config.triton.cudagraphs)
+    is_split = records_cuda_graphs(settings)
     return not (is_split or settings.get("cpp_wrapper", config.cpp_wrapper))
+
+
+def records_cuda_graphs(settings: Mapping[str, Any]) -> bool:
+    """Whether Inductor records CUDA graphs under a configuration."""
+    from torch._inductor import config
+
+    return bool(settings.get("triton.cudagraphs", config.triton.cudagraphs))
 
 
 def max_operations(on_cpu: bool) -> int:

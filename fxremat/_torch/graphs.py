@@ -26,7 +26,7 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
 )
 from torch._guards import active_fake_mode
-from torch._higher_order_ops.effects import with_effects
+from torch._higher_order_ops.effects import has_effects, with_effects
 from torch._library import opaque_object
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
@@ -40,6 +40,7 @@ __all__ = [
     "at_sizes",
     "call",
     "dear_functions",
+    "has_registered_effect",
     "hint",
     "is_effectful",
     "is_higher_order",
@@ -51,6 +52,7 @@ __all__ = [
     "leaves",
     "must_be_in_backward",
     "mutated_input_of",
+    "namespace",
     "pin_to_backward",
     "place_at_caller",
     "same_sizes",
@@ -116,6 +118,18 @@ def is_operator(target: object) -> TypeGuard[torch._ops.OpOverload]:
 def is_effectful(target: object) -> bool:
     """Whether a node's target threads an effect token."""
     return target is with_effects
+
+
+def has_registered_effect(target: object) -> bool:
+    """Whether a call's target is an operator that is registered as one with an effect."""
+    return bool(has_effects(target))
+
+
+def namespace(target: object) -> str | None:
+    """The namespace of an operator of the dispatcher's, with or without its overload; None for others."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target._qualified_op_name.partition("::")[0])
+    return target.namespace if is_operator(target) else None
 
 
 def must_be_in_backward(node: fx.Node) -> bool:

@@ -1,10 +1,18 @@
-"""torch's structured log, which ``TORCH_TRACE`` names a folder for, and which tlparse reads."""
+"""The door to torch's logs: the one of ``TORCH_LOGS``, and the structured one of ``TORCH_TRACE``.
+
+``TORCH_LOGS="fxremat"`` and ``"+fxremat"`` show the loggers below ``fxremat``. The variable is read while
+torch is imported, when ours is not registered yet: torch takes the name for a package's then, which comes to
+the same.
+For ``TORCH_TRACE``, which names a folder, there are files that tlparse shows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch._logging import trace_structured
+from torch._logging import _internal, trace_structured
+
+_internal.register_log("fxremat", "fxremat")
 
 TEXT, JSON = "string", "json"  # the encodings of artifacts that tlparse knows
 

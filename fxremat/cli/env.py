@@ -9,12 +9,10 @@ from collections.abc import Iterable
 import torch
 from tabulate import tabulate
 
-from fxremat._torch import compilers
+from fxremat._torch import compilers, versions
 from fxremat.device import ledger, rates
 from fxremat.options.settings import VARIABLES, settings
 from fxremat.step import stored
-
-OLDEST, NEWEST = (2, 11), (2, 15)  # of torch; what pyproject.toml installs
 
 
 def summary() -> str:
@@ -43,21 +41,10 @@ def _machine() -> Iterable[tuple[str, str]]:
     yield "steps are stored in", "nowhere" if steps is None else str(steps)
 
 
-def is_supported(version: str) -> bool:
-    """Whether a version of torch is one that fxremat is made for.
-
-    >>> [is_supported(version) for version in ("2.10.1", "2.11.0", "2.15.0+cpu", "2.16.0a0", "3.0")]
-    [False, True, True, False, False]
-    """
-    major, minor, *_ = version.split(".")
-    return OLDEST <= (int(major), int(minor)) <= NEWEST
-
-
 def _support() -> str:
-    if is_supported(torch.__version__):
+    if versions.is_supported(torch.__version__):
         return "supported"
-    oldest, newest = (".".join(map(str, each)) for each in (OLDEST, NEWEST))
-    return f"not supported: fxremat is made for {oldest} to {newest}"
+    return f"not supported: fxremat is made for {versions.supported()}"
 
 
 def _devices() -> Iterable[torch.device]:

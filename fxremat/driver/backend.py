@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import fx
 
-from fxremat._torch import compilers
+from fxremat._torch import compilers, fakes, partitioners
 from fxremat._torch.compilers import Origin
-from fxremat.driver import ahead, cache, device_budget, journal
+from fxremat.driver import ahead, cache, device_budget, journal, verification
 from fxremat.driver.compilation import Compilation, PlanAgain
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
@@ -52,9 +52,9 @@ def fxremat_backend(
         inputs: Example inputs.
         mode: As for Inductor.
         options: ``budget``, ``planner``, ``compiler``, ``cost``, ``on_error``, ``inplace``,
-            ``time_limit_seconds``, ``detect_writes``, ``scope``, ``plan``, ``ignore_checkpoints``, ``mode``
-            (which ``torch.compile`` does not take beside options) and any of Inductor's. Those that are
-            absent may be given elsewhere (``options/settings.py``).
+            ``time_limit_seconds``, ``detect_writes``, ``verify``, ``scope``, ``plan``,
+            ``ignore_checkpoints``, ``mode`` (which ``torch.compile`` does not take beside options) and any of
+            Inductor's. Those that are absent may be given elsewhere (``options/settings.py``).
 
     Raises:
         InvalidOptionError: An option or its value is unknown.
@@ -115,9 +115,12 @@ def _compile_alone(
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
-    compiled = _compiled(module, inputs, compilation)
-    journal.log(compilation.reports)
-    return _guarded(compiled, module, compilation)
+    origin = Origin(module, inputs) if compilation.options.verify else None
+    compiled = _guarded(_compiled(module, inputs, compilation), module, compilation)
+    journal.log(compilation)
+    if origin is None or not compilation.reports:
+        return compiled
+    return _verified(compiled, origin, compilation)
 
 
 def _compiled(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
@@ -166,3 +169,24 @@ def _guarded(
             names[each] = inputs[each.place] if each.kind == "inputs" else place
     attributes = dict((*module.named_parameters(), *module.named_buffers()))
     return guarded(compiled, names, attributes, compilation.options.detect_writes)
+
+
+def _verified(compiled: Callable[..., Any], origin: Origin, compilation: Compilation) -> Callable[..., Any]:
+    """The compiled graph, which is held against the same graph without fxremat when it is first called."""
+    options = compilation.options
+
+    def reference() -> Callable[..., Any]:
+        with fakes.outside_of_modes(), origin.resumed():
+            module, inputs = origin.module(), origin.inputs
+            if options.compiler == "eager":
+                return compilers.compile_without_inductor(module, inputs, partitioners.default_partition)
+            return compilers.compile_as_inductor(module, inputs, options.inductor)
+
+    module, is_exact = origin.module(), options.compiler == "eager"
+    obstacle = verification.obstacle(module)
+    if not is_exact and compilers.records_cuda_graphs(options.inductor):
+        obstacle = "CUDA graphs would be recorded for the copies"
+    values = (*origin.inputs, *(node.meta.get("example_value") for node in module.graph.nodes))
+    tolerance = 0.0 if is_exact else verification.rounding(values)
+    subject = verification.Subject(compiled, reference, compilers.input_names(module), tolerance, obstacle)
+    return verification.Verified(subject, options.verify, compilation.take_verification, steps.paused)

@@ -15,6 +15,7 @@ that follows. A plan that no budget would ask for otherwise is first compiled as
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from fxremat.driver.cache import Outcome
 from fxremat.driver.pipeline import Choice, rewritten, split
 from fxremat.driver.policy import FromFile, Given, Policy, alone, prospects, refused, unread
 from fxremat.episode.trace import Prospects
-from fxremat.errors import FxrematError, InfeasibleBudgetError
+from fxremat.errors import FxrematError, InfeasibleBudgetError, VerificationError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, bind
 from fxremat.inductor.facts import like
@@ -37,11 +38,14 @@ from fxremat.inductor.learning import learn
 from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
 from fxremat.report.report import Report
+from fxremat.report.verification import Verification
 
 MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both graphs anew
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
 OFF = 0.01  # of a budget: by how much the code must be lower than was predicted for that
 GAIN = 0.005  # of a step's time: what such a plan must save
+
+_log = logging.getLogger(__name__)
 
 
 class PlanAgain(BaseException):
@@ -164,9 +168,29 @@ class Compilation:
         for reason in outcome.fallbacks:
             self._fall_back(reason)
         self.reports += (
-            replace(report, graph_name=self.name, from_cache=True, settings=self.options.settings)
+            replace(
+                report, graph_name=self.name, from_cache=True, settings=self.options.settings, verified=None
+            )
             for report in outcome.reports
         )
+
+    def take_verification(self, found: Verification) -> bool:
+        """Report what a call has shown; whether the compiled graph may go on.
+
+        Raises:
+            VerificationError: It computes something else, unless the options say ``on_error="fallback"``.
+        """
+        self.reports[:] = [
+            replace(report, verified=found.and_before(report.verified)) for report in self.reports
+        ]
+        _log.info("%s: %s", self.name, found)
+        if found.is_kept:
+            return True
+        error = VerificationError(self.name, found.place, found.difference, found.tolerance)
+        if self.options.on_error == "raise":
+            raise error
+        self._fall_back(str(error))
+        return False
 
     def take_code(self, code: GeneratedCode) -> None:
         """Hold the code of one of the two graphs against the budget.
@@ -185,6 +209,8 @@ class Compilation:
         self.handed = lowered.given
         self._codes.append((code, lowered))
         peak = max(memory.peak_bytes for _, memory in self._codes)
+        which = "backward" if code.is_backward else "forward"
+        _log.debug("%s: the code up to the %s holds %d bytes", self.name, which, peak)
         if self.choice is not None and not isinstance(self.policy, Given):
             self._compare(self.choice, peak, code.is_backward)
         if code.is_backward:
@@ -302,6 +328,7 @@ class Compilation:
         self.is_compiled = False
         self._next = choice
         self.corrections += 1
+        _log.debug("%s: planned again, correction %d", self.name, self.corrections)
         raise PlanAgain(f"{self.name} is planned again")
 
 

@@ -1,13 +1,15 @@
-"""Journal: what this process compiled."""
+"""Journal: what this process compiled, and the logs that tell of it meanwhile."""
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from fxremat._torch import compilers, logs
+from fxremat.driver.compilation import Compilation
 from fxremat.graph.region import regions_outside
 from fxremat.report.report import Report
 from fxremat.report.step_report import StepReport
@@ -28,6 +30,7 @@ class Compiled(Protocol):
 
 
 _finished: list[Compiled] = []
+_log = logging.getLogger(__name__)
 
 
 def add(compiled: Compiled) -> None:
@@ -35,11 +38,24 @@ def add(compiled: Compiled) -> None:
     _finished.append(compiled)
 
 
-def log(planned: Sequence[Report]) -> None:
-    """Have reports, and their timelines as traces, stand beside the compiled graph in torch's own log."""
-    for report in planned:
+def log(compilation: Compilation) -> None:
+    """Tell of a graph that is compiled: a line, and its tables for who asks for more (logger ``fxremat``).
+
+    Its reports, and their timelines as traces, stand beside the compiled graph in torch's structured log.
+    """
+    for report in compilation.reports:
         logs.log_artifact("fxremat_report", logs.TEXT, functools.partial(str, report))
         logs.log_artifact("fxremat_trace", logs.JSON, functools.partial(trace_of, [report]))
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    corrected = f", {compilation.corrections} corrections" if compilation.corrections else ""
+    for report in compilation.reports:
+        _log.info("%s%s", report.line(), corrected)
+        _log.debug("%s", report)
+    for reason in compilation.fallbacks:
+        _log.info("%s: left to PyTorch's partitioner: %s", compilation.name, reason)
+    if not (compilation.reports or compilation.fallbacks):
+        _log.debug("%s: there is nothing to plan", compilation.name)
 
 
 def graph_name() -> str:

@@ -24,9 +24,9 @@ class Partitioner(partitioners.CustomPartitionerFn):
     """A partition function for AOTAutograd and for Inductor.
 
     Its state is constant, so that caches which pickle it hit: its options, but for Inductor's own, which
-    caches know, ``detect_writes``, which changes no graph, and where they were given; and the fingerprint of
-    the graph that it is made for. What becomes of that graph is no part of what is pickled; it follows from
-    the graph and the options.
+    caches know, ``detect_writes`` and ``verify``, which change no graph, and where they were given; and the
+    fingerprint of the graph that it is made for. What becomes of that graph is no part of what is pickled; it
+    follows from the graph and the options.
 
     Attributes:
         policy: How plans are chosen, if not by the options alone.
@@ -38,7 +38,7 @@ class Partitioner(partitioners.CustomPartitionerFn):
         self, options: Options, fingerprint: str = "", compilation: Compilation | None = None
     ) -> None:
         cost = options.cost if isinstance(options.cost, str) else dict(sorted(options.cost.items()))
-        self.options = replace(options, inductor={}, cost=cost, detect_writes=False, sources={})
+        self.options = replace(options, inductor={}, cost=cost, detect_writes=False, verify=0, sources={})
         self.fingerprint = fingerprint
         self.policy = "" if compilation is None else repr(compilation.policy)
         self.compilation = compilation
@@ -80,7 +80,7 @@ class Partitioner(partitioners.CustomPartitionerFn):
         compilation = Compilation(self.options, self.fingerprint, journal.graph_name())
         halves = compilation.split(gm, joint_inputs, num_fwd_outputs, static_inputs)
         journal.add(compilation)
-        journal.log(compilation.reports)
+        journal.log(compilation)
         return halves
 
     def uuid(self) -> object:
@@ -105,7 +105,8 @@ def partitioner(**options: Any) -> Partitioner:
     """A partitioner for AOTAutograd's ``partition_fn`` or Inductor's ``custom_partitioner_fn``.
 
     Args:
-        **options: As for the backend, but for ``detect_writes``, and Inductor's own, which it must be given.
+        **options: As for the backend, but for ``detect_writes``, ``verify`` and Inductor's own, which it must
+            be given.
 
     Raises:
         InvalidOptionError: An option or its value is unknown, or is none of a partitioner's.
@@ -122,8 +123,9 @@ def partitioner(**options: Any) -> Partitioner:
     parsed = Options.parse(options)
     for name in parsed.inductor:
         raise InvalidOptionError(name, "is Inductor's own. Give it to torch.compile, beside the partitioner.")
-    if parsed.detect_writes:
-        raise InvalidOptionError("detect_writes", "is for backend='fxremat'; a partitioner runs no graph.")
+    for name in ("detect_writes", "verify"):
+        if getattr(parsed, name):
+            raise InvalidOptionError(name, "is for backend='fxremat'; a partitioner runs no graph.")
     if share_of_device(parsed.budget) is not None:
         problem = f"{parsed.budget!r} is for backend='fxremat', which asks the device. Give bytes."
         raise InvalidOptionError("budget", problem)

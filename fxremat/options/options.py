@@ -67,6 +67,8 @@ class Options:
         time_limit_seconds: About how long the planner may search, counted in steps; None for a few seconds,
             a fraction of one where there is no budget.
         detect_writes: Whether checksums tell of writes to what recomputation reads again.
+        verify: For how many of its first calls in training each compiled graph is held against itself without
+            fxremat (``verification.py``).
         scope: Whose peak the budget bounds: ``"step"``, that of a whole training step, however many graphs
             it is compiled to; or ``"graph"``, that of each graph by itself.
         plan: Plans to take in place of making any; None to make them.
@@ -84,6 +86,7 @@ class Options:
     inplace: bool = True
     time_limit_seconds: float | None = None
     detect_writes: bool = False
+    verify: int = 0
     scope: str = "step"
     plan: PlanFile | None = None
     ignore_checkpoints: bool = False
@@ -268,6 +271,18 @@ def check_time_limit(seconds: object) -> float | None:
     return limit
 
 
+def check_verify(calls: object) -> int:
+    """How many calls are verified, in Python's own type; False is none.
+
+    Raises:
+        InvalidOptionError: It is no number of calls.
+    """
+    found = 0 if calls is False else given.whole(calls)
+    if found is None:
+        raise InvalidOptionError.bad_value("verify", calls, ("a number of calls", "False"))
+    return found
+
+
 def check_planner(planner: object) -> GivenPlanner:
     """The name of a planner, or a callable.
 
@@ -301,6 +316,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "inplace": functools.partial(given.flag, "inplace"),
     "time_limit_seconds": check_time_limit,
     "detect_writes": functools.partial(given.flag, "detect_writes"),
+    "verify": check_verify,
     "scope": functools.partial(given.choice, "scope", allowed=SCOPES),
     "plan": check_plan,
     "ignore_checkpoints": functools.partial(given.flag, "ignore_checkpoints"),
@@ -389,9 +405,9 @@ def of_text(name: str, text: str) -> object:
         InvalidOptionError: It is no value of the option.
     """
     value: object = text.strip()
-    if name in ("budget", "time_limit_seconds"):
+    if name in ("budget", "time_limit_seconds") or (name == "verify" and text.strip().isdecimal()):
         value = _number(text.strip())
-    elif name in ("detect_writes", "ignore_checkpoints", "inplace"):
+    elif name in ("detect_writes", "ignore_checkpoints", "inplace", "verify"):
         value = _FLAGS.get(text.strip().lower(), text)
     return _READERS[name](value)
 

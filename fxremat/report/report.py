@@ -24,7 +24,8 @@ from fxremat.report.page import save_page
 from fxremat.report.pictures import FilePath
 from fxremat.report.snapshot import save_snapshot
 from fxremat.report.trace import save_trace
-from fxremat.report.values import Value, by_place, mib
+from fxremat.report.values import Value, by_place, mib, more
+from fxremat.report.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Report:
             between the forward and the backward (``emit/writes.py``).
         made: What the plan was made of; None for a plan that was given a report by itself.
         settings: The options that held, each with where it was given; a planner of the user's by its name.
+        verified: What option ``verify`` has found; None where nothing was to be verified until now.
     """
 
     graph_name: str
@@ -100,6 +102,7 @@ class Report:
     reads_again: tuple[ReadAgain, ...] = ()
     made: Made | None = None
     settings: tuple[Setting, ...] = ()
+    verified: Verification | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -153,16 +156,16 @@ class Report:
 
     def summary(self) -> str:
         """A few lines: budget, peak, time."""
-        ratio = self.solution.seconds / self.baseline_seconds if self.baseline_seconds else 1.0
         of_baseline = _ratio(self.peak_bytes, self.baseline_peak_bytes)
         least = mib(self.lowest_peak_lower_bound_bytes)
         milliseconds = f"{self.solution.seconds * 1e3:.2f} ms"
+        ratio = more(self.solution.seconds, self.baseline_seconds)
         rows = [
             ("budget", _budget(self)),
             ("predicted peak", f"{mib(self.peak_bytes)}, {of_baseline} of the peak without fxremat"),
             *self._lowered(),
             ("saved for the backward", mib(self.saved_bytes)),
-            ("predicted time", f"{milliseconds}, {ratio - 1:+.1%} against the time without fxremat"),
+            ("predicted time", f"{milliseconds}, {ratio} against the time without fxremat"),
             ("lower bound", self._bound()),
             ("lowest peak", f"{mib(self.lowest_peak_bytes)} found, {least} at least for any plan"),
             ("recomputed nodes", f"{sum(self.solution.mirror_counts.values())} of {self.num_nodes}"),
@@ -175,8 +178,20 @@ class Report:
             rows.append(
                 ("cache", "the compiled graph was in a cache, with this report of when it was planned")
             )
+        if self.verified is not None:
+            rows.append(("verified", str(self.verified)))
         rows += [("note", note) for note in self.notes]
         return f"{self.graph_name} ({self.compiler})\n" + tabulate(rows, tablefmt="plain")
+
+    def line(self) -> str:
+        """Name, budget, peak, time and planner on one line, for a log."""
+        where = "from a cache, " if self.from_cache else ""
+        return (
+            f"{self.graph_name} ({self.compiler}): {_short_budget(self)}, predicted peak "
+            f"{mib(self.peak_bytes)} of {mib(self.baseline_peak_bytes)} without fxremat, predicted time "
+            f"{more(self.solution.seconds, self.baseline_seconds)}, {where}planned by "
+            f"{self.solution.planner} in {self.planning_seconds:.2f} s"
+        )
 
     def _lowered(self) -> Iterable[tuple[str, str]]:
         if self.lowered_peak_bytes is not None:
@@ -328,3 +343,11 @@ def _budget(report: Report) -> str:
     if report.budget_bytes is None:
         return "min: the least peak at hand"
     return f"{report.budget!r} = {mib(report.budget_bytes)} for this graph"
+
+
+def _short_budget(report: Report) -> str:
+    """The budget in few words."""
+    if report.budget is None:
+        return "no budget"
+    size = "" if report.budget_bytes is None else f" = {mib(report.budget_bytes)}"
+    return f"budget {report.budget!r}{size}"

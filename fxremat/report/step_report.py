@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from tabulate import tabulate
 
 from fxremat.episode.trace import Moment
-from fxremat.report.values import mib
+from fxremat.report.values import mib, more
 
 __all__ = ["CallReport", "StepReport"]
 
@@ -85,8 +85,7 @@ class StepReport:
 
     def summary(self) -> str:
         """A few lines: budget, peaks, time."""
-        graphs = len({call.graph_name for call in self.calls})
-        ratio = self.seconds / self.baseline_seconds - 1 if self.baseline_seconds else 0.0
+        ratio = more(self.seconds, self.baseline_seconds)
         bound = self.seconds / self.lower_bound_seconds - 1 if self.lower_bound_seconds else 0.0
         part = self.peak_bytes / self.baseline_peak_bytes if self.baseline_peak_bytes else 1.0
         rows = [
@@ -95,12 +94,23 @@ class StepReport:
             ("measured peak", self._measured()),
             ("outside of plans", f"up to {mib(self.outside_bytes)}"),
             ("lowest peak", mib(self.lowest_peak_bytes)),
-            ("predicted time", f"{self.seconds * 1e3:.2f} ms, {ratio:+.1%} against the time without fxremat"),
+            ("predicted time", f"{self.seconds * 1e3:.2f} ms, {ratio} against the time without fxremat"),
             ("lower bound", f"at most {bound:.1%} from the best choice among the plans at hand"),
             *(("note", note) for note in self.notes),
         ]
-        title = f"step of {_count(len(self.calls), 'call')} of {_count(graphs, 'graph')}"
-        return f"{title}\n" + tabulate(rows, tablefmt="plain")
+        return f"{self._title()}\n" + tabulate(rows, tablefmt="plain")
+
+    def line(self) -> str:
+        """Calls, budget, peaks and time on one line, for a log."""
+        return (
+            f"{self._title()}: budget {self._budget()}, predicted peak {mib(self.peak_bytes)} of "
+            f"{mib(self.baseline_peak_bytes)} without fxremat, measured {self._measured()}, predicted time "
+            f"{more(self.seconds, self.baseline_seconds)}"
+        )
+
+    def _title(self) -> str:
+        graphs = len({call.graph_name for call in self.calls})
+        return f"step of {_count(len(self.calls), 'call')} of {_count(graphs, 'graph')}"
 
     def table(self, limit: int | None = 40) -> str:
         """What is live at each forward and backward, in order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Group", "Value", "by_place", "mib", "repeated", "short"]
+__all__ = ["Group", "Value", "by_place", "mib", "more", "repeated", "short"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +107,12 @@ def mib(size: int) -> str:
     '1.50 MiB'
     """
     return f"{size / 2**20:.2f} MiB"
+
+
+def more(seconds: float, baseline_seconds: float) -> str:
+    """How much longer a time is than another, in per cent.
+
+    >>> more(1.5, 1.0), more(0.0, 0.0)
+    ('+50.0%', '+0.0%')
+    """
+    return f"{seconds / baseline_seconds - 1 if baseline_seconds else 0.0:+.1%}"

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fxremat.episode.learnt import Learnt
-from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes
+from fxremat.episode.trace import Call, Candidate, Event, Place, Trace, peak_bytes, timeline
 from fxremat.errors import FxrematError, InfeasibleBudgetError
+from fxremat.report.step_report import CallReport, StepReport
 from fxremat.step.agreement import Round, digest_of, post
 from fxremat.step.settling import Graph, Settled, as_stored, settled
 from fxremat.step.stored import Figures, Row, StoredCall, keep
@@ -23,6 +25,7 @@ from fxremat.step.stored import Figures, Row, StoredCall, keep
 MAX_RECORDINGS = 24  # of the episodes of a family
 
 _numbers = itertools.count()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -150,6 +153,7 @@ class Family:
         is_better = is_measured or signature not in self.shapes
         if is_better:
             self.shapes[signature] = found
+        _log.debug("a step of %d calls is learnt, recording %d", len(found.calls), self.recordings)
         if self.round is not None:
             self.round.call_off()
         self.latest, known = signature, self.shapes[signature].learnt
@@ -218,9 +222,22 @@ class Family:
         self.settled = found
         for known, plan in zip(self.calls(), found.plans, strict=True):
             known.plan = plan
+        self._log_plans()
         has_run = all(plans_of(each.calls) == each.plans and each.is_real for each in self.shapes.values())
         if has_run and self.stored is None:
             self._store(found)
+
+    def reports(self) -> list[StepReport]:
+        """A report for each of its episodes; none before plans are settled."""
+        if self.settled is None:
+            return []
+        return [_report(shape, self.settled, self.notes) for shape in self.shapes.values()]
+
+    def _log_plans(self) -> None:
+        if _log.isEnabledFor(logging.INFO):
+            for report in self.reports():
+                _log.info("settled: %s", report.line())
+                _log.debug("%s", report)
 
     def _store(self, found: Settled) -> None:
         """Keep on disk what was settled, unless each graph's cached code says it already."""
@@ -243,3 +260,40 @@ class Family:
 def plans_of(calls: Sequence[Known]) -> tuple[Candidate, ...]:
     """The plans that calls run."""
     return tuple(known.plan for known in calls)
+
+
+def _report(shape: Shape, settled: Settled, notes: tuple[str, ...]) -> StepReport:
+    """The report of an episode."""
+    plans = plans_of(shape.calls)
+    variants: dict[int, list[Candidate]] = {}
+    for known in shape.calls:
+        of_graph = variants.setdefault(known.graph.number, [])
+        of_graph += [known.plan] if known.plan not in of_graph else []
+    moments = timeline(shape.trace, plans)
+    return StepReport(
+        tuple(
+            CallReport(
+                known.graph.name,
+                variants[known.graph.number].index(known.plan),
+                len(variants[known.graph.number]),
+                known.plan.seconds,
+                known.plan.held_bytes,
+                known.plan.forward_bytes,
+                known.plan.backward_bytes,
+            )
+            for known in shape.calls
+        ),
+        settled.budget,
+        settled.budget_bytes,
+        peak_bytes(shape.trace, tuple(known.graph.baseline for known in shape.calls)),
+        max(moment.peak_bytes for moment in moments),
+        settled.lowest_peak_bytes,
+        max(moment.outside_bytes for moment in moments),
+        shape.learnt.measured_bytes,
+        peak_bytes(shape.trace, shape.plans),
+        sum(plan.seconds for plan in plans),
+        sum(known.graph.baseline.seconds for known in shape.calls),
+        settled.lower_bound_seconds,
+        moments,
+        notes,
+    )

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -32,14 +33,16 @@ from torch.autograd.graph import Node
 from fxremat._torch import autograd, graphs
 from fxremat._torch.fakes import Rehearsal
 from fxremat.episode.learnt import learnt
-from fxremat.episode.trace import TANGENTS, Call, Candidate, Event, Place, Trace, peak_bytes, timeline
+from fxremat.episode.trace import TANGENTS, Call, Candidate, Event, Place, Trace
 from fxremat.errors import InfeasibleBudgetError
-from fxremat.report.step_report import CallReport, StepReport
+from fxremat.report.step_report import StepReport
 from fxremat.step import recording, stored
-from fxremat.step.family import Family, Known, Shape, plans_of
+from fxremat.step.family import Family, Known, Shape
 from fxremat.step.recording import Estimate, Part, Recording
-from fxremat.step.settling import Graph, Settled
+from fxremat.step.settling import Graph
 from fxremat.step.stored import StoredCall
+
+_log = logging.getLogger(__name__)
 
 
 class Run:
@@ -347,6 +350,7 @@ class Steps(threading.local):
         else:
             found = self.stored(graph.key)
             plan = graph.cautious_plan if found is None else found.plan
+            _log.debug("%s: a call that no step had before, with a cautious or a stored plan", graph.name)
             known = self._at.next[graph.number] = Known(graph, plan, found)
             episode.family.is_surprised = episode.recording is None
         self._at = known
@@ -427,13 +431,12 @@ class Steps(threading.local):
         Args:
             families: Those meant; all by default.
         """
-        found = []
+        found: list[StepReport] = []
         for family in self.families.values() if families is None else families:
             with contextlib.suppress(InfeasibleBudgetError):  # the next step raises it
                 if family.round is None:
                     family.settle()
-            if family.settled is not None:
-                found += [_report(shape, family.settled, family.notes) for shape in family.shapes.values()]
+            found += family.reports()
         return tuple(found)
 
 
@@ -444,40 +447,3 @@ def _base_bytes(inputs: Sequence[Any]) -> int:
     """What a step has allocated before its first graph is called: results that are given to that."""
     tensors = (each for each in inputs if isinstance(each, Tensor) and each.grad_fn is not None)
     return autograd.storage_bytes(tensors)
-
-
-def _report(shape: Shape, settled: Settled, notes: tuple[str, ...]) -> StepReport:
-    """The report of an episode."""
-    plans = plans_of(shape.calls)
-    variants: dict[int, list[Candidate]] = {}
-    for known in shape.calls:
-        of_graph = variants.setdefault(known.graph.number, [])
-        of_graph += [known.plan] if known.plan not in of_graph else []
-    moments = timeline(shape.trace, plans)
-    return StepReport(
-        tuple(
-            CallReport(
-                known.graph.name,
-                variants[known.graph.number].index(known.plan),
-                len(variants[known.graph.number]),
-                known.plan.seconds,
-                known.plan.held_bytes,
-                known.plan.forward_bytes,
-                known.plan.backward_bytes,
-            )
-            for known in shape.calls
-        ),
-        settled.budget,
-        settled.budget_bytes,
-        peak_bytes(shape.trace, tuple(known.graph.baseline for known in shape.calls)),
-        max(moment.peak_bytes for moment in moments),
-        settled.lowest_peak_bytes,
-        max(moment.outside_bytes for moment in moments),
-        shape.learnt.measured_bytes,
-        peak_bytes(shape.trace, shape.plans),
-        sum(plan.seconds for plan in plans),
-        sum(known.graph.baseline.seconds for known in shape.calls),
-        settled.lower_bound_seconds,
-        moments,
-        notes,
-    )

@@ -127,6 +127,7 @@ def test_a_mode_of_a_nearer_place_holds_before_options_of_another() -> None:
         ("on_error", "fallback", "fallback"),
         ("inplace", "True", True),
         ("detect_writes", "1", True),
+        ("verify", "2", 2),
         ("time_limit_seconds", "2.5", 2.5),
         ("time_limit_seconds", "3", 3.0),
         ("ignore_checkpoints", "true", True),

@@ -19,6 +19,7 @@ from fxremat.errors import (
     PlanMismatchError,
     RatesError,
     ScheduleError,
+    VerificationError,
     told,
 )
 
@@ -33,6 +34,7 @@ from fxremat.errors import (
         (GraphError, ValueError),
         (ScheduleError, ValueError),
         (ModifiedInputError, RuntimeError),
+        (VerificationError, ArithmeticError),
         (PlanFileError, ValueError),
         (PlanMismatchError, ValueError),
     ],
@@ -128,6 +130,7 @@ def test_an_error_of_the_users_is_told_with_its_line(tmp_path: Path) -> None:
         RatesError(Path("pinned.json"), "it is late", "{}"),
         GraphError("mm", "it is late"),
         ScheduleError("mm", 3, "it is late"),
+        VerificationError("graph 0/0", "output 0", 0.5, 0.0),
     ],
     ids=lambda error: type(error).__name__,
 )
