@@ -258,12 +258,14 @@ class Outcome:
         measured_bytes: The measured peak of a second step.
         num_nodes: Nodes of the joint graph.
         gradients: Those of the parameters.
+        left: The losses of both steps, and the buffers behind them.
     """
 
     predicted_bytes: int
     measured_bytes: int
     num_nodes: int
     gradients: tuple[Tensor | None, ...]
+    left: tuple[Tensor, ...]
 
     @property
     def excess_bytes(self) -> int:
@@ -291,27 +293,31 @@ def outcome(model: nn.Module, **options: Any) -> Outcome:
     subject: Any = torch.compile(model, backend="fxremat", fullgraph=True, options=options)
     parameters, one = tuple(model.parameters()), torch.ones(())
     count = len(fxremat.reports())
+    losses: list[Tensor] = []
 
     def step() -> tuple[Tensor | None, ...]:
         torch.manual_seed(0)
-        return torch.autograd.grad(subject(one), parameters, allow_unused=True)
+        loss = subject(one)
+        losses.append(loss.detach())
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
 
     gradients = step()
     measured_bytes = measure_peak(step, device="cpu").peak_bytes
     (report,) = fxremat.reports()[count:]
-    return Outcome(report.peak_bytes, measured_bytes, report.num_nodes, gradients)
+    left = (*losses, *model.buffers())
+    return Outcome(report.peak_bytes, measured_bytes, report.num_nodes, gradients, left)
 
 
 def have_same_bits(found: Outcome, expected: Outcome) -> bool:
-    """Whether all gradients of two outcomes agree in every bit."""
-    pairs = zip(found.gradients, expected.gradients, strict=True)
+    """Whether losses, gradients and buffers of two outcomes agree in every bit."""
+    pairs = zip((*found.gradients, *found.left), (*expected.gradients, *expected.left), strict=True)
     return all(
         a is b or (a is not None and b is not None and torch.equal(_bits(a), _bits(b))) for a, b in pairs
     )
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
 
 
 # --- Surprises ------------------------------------------------------------------------------------------
