@@ -8,7 +8,8 @@ settled. Processes run one after the other, the ways of one network in an order 
 medians. Seconds are the processor's, which other processes disturb less than the clock.
 
 Columns:
-    budget: none, bytes that are this part of the peak that Inductor's own step takes, or the least.
+    way: Inductor's own, or a budget: none, a part of the peak of Inductor's step in bytes, or the least.
+        A network whose budget is refused has no row for it.
     first: seconds of the first step, and as a ratio to Inductor's.
     three: seconds of the first three steps, in which a step's plans settle, and the same ratio.
     planning: seconds of the plans within.
@@ -54,11 +55,14 @@ def child(name: str, scale: str, way: str, peak_bytes: int) -> dict[str, Any]:
         words: dict[str, Budget] = {"none": None, "min": "min"}
         budget = words[way] if way in words else int(float(way) * peak_bytes)
         compiled = torch.compile(module, backend="fxremat", options={"budget": budget})
-    seconds = []
-    for _ in range(STEPS):
-        start = _cpu_seconds()
-        models.train_step(compiled, inputs)
-        seconds.append(_cpu_seconds() - start)
+    seconds: list[float] = []
+    try:
+        for _ in range(STEPS):
+            start = _cpu_seconds()
+            models.train_step(compiled, inputs)
+            seconds.append(_cpu_seconds() - start)
+    except fxremat.InfeasibleBudgetError as error:
+        return {"network": name, "way": way, "lowest_peak_bytes": error.lowest_peak_bytes}
     measured = measure_peak(lambda: models.train_step(compiled, inputs), device="cpu")
     reports = fxremat.reports()
     return {
@@ -100,7 +104,11 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for name in dict.fromkeys(each["network"] for each in rows):
         for way in WAYS:
-            own = [each for each in rows if (each["network"], each["way"]) == (name, way)]
+            own = [
+                each for each in rows if (each["network"], each["way"]) == (name, way) and "seconds" in each
+            ]
+            if not own:
+                continue  # refused
             firsts = statistics.median(each["seconds"][0] for each in own)
             threes = statistics.median(sum(each["seconds"]) for each in own)
             if way == "inductor":
@@ -118,7 +126,7 @@ def format_rows(rows: Sequence[dict[str, Any]]) -> str:
     """The ratios as a table, and the medians of all networks."""
     found = ratios(rows)
     told = []
-    for way in WAYS:
+    for way in dict.fromkeys(each["way"] for each in found):
         middle = statistics.median(each["first_ratio"] for each in found if each["way"] == way)
         three = statistics.median(each["three_ratio"] for each in found if each["way"] == way)
         told.append(f"{way}: median of the first step's ratios {middle:.2f}, of three steps' {three:.2f}")
