@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every result of bench/results that a CPU can give, one after the other: some ten hours on two quiet cores,
-# by the minutes in README.md. `bench/all.sh planning times` makes only those again. What fails does not stop the rest.
+# The results of bench/results that a CPU can give, one after the other. It takes hours: README.md has the minutes
+# that are known. `bench/all.sh planning times` makes only those again. What fails does not stop the rest.
 set -u
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
@@ -19,10 +19,16 @@ make() { # make NAME COMMAND...: runs the command if NAME was asked for, or noth
 }
 
 make planning python bench/planning.py --nodes 1500 6000 --json $results/planning.json
+make planning-12000 python bench/planning.py --nodes 12000 --json $results/planning-12000.json
 make times python bench/times.py --json $results/times.json
 make cold python bench/cold.py --json $results/cold.json
 make ablation-networks python bench/ablation.py --drawn 0 --chains --json $results/ablation-networks.json
 make ablation-drawn python bench/ablation.py --drawn 40 --models --chains --json $results/ablation-drawn.json
+make ablation-chains python bench/ablation.py --drawn 0 --models --json $results/ablation-chains.json
+make ablation-model python bench/ablation.py --drawn 0 --chains --models unet densenet resnet transformer \
+    --parts layout concatenation pooling 'in place' --json $results/ablation-model.json
+make ablation-inplace python bench/ablation.py --drawn 0 --chains --fusion inplace \
+    --models gated_mlp tanh_mlp resnet transformer unet --parts 'in place' --json $results/ablation-inplace.json
 make budgets-eager python bench/budgets.py --compiler eager --scale full --json $results/budgets-eager.json
 make budgets-inductor python bench/budgets.py --compiler inductor --json $results/budgets-inductor.json
 make unseen-cpu python bench/unseen.py --json $results/unseen-cpu.json
