@@ -79,6 +79,7 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "order": ((row, "memory_order", _own_order),),
     "neighbouring loops": ((auto, "Row", _OneVariant),),
     "recipes": ((auto, "_recipes", lambda problem: ()),),
+    "refinement": ((auto, "refine", lambda problem, solutions, evaluations: []),),
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),
     "layout": (
         (buffers, "input_copies", lambda *rest: ()),
@@ -98,7 +99,7 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
         (models.InPlace, "overwrites", False),
         (models.Inductor, "overwrites", False),
         (models, "overwrites", lambda *rest: {}),
-        (buffers._Buffers, "_reuses", lambda *rest: ()),
+        (buffers.Buffers, "_reuses", lambda *rest: ()),
     ),
 }
 

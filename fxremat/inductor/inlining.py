@@ -38,7 +38,7 @@ class Inlining:
         pinned: For each step, whether the backward or the caller needs its value.
         leaves: For each step, the realized steps that computing it reads.
         inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
-        is_dear: For each step, whether computing it inside of its readers would be too much work.
+        is_dear: For each pointwise step, whether computing it inside of its readers would be too much work.
         realized: For each step, whether its value is computed where it stands.
         realized_readers: For each step, the realized ones that read its value, themselves or through inlined
             steps.
@@ -94,10 +94,15 @@ class Inlining:
         self.leaves.append(tuple(found))
         self._buffers_read.append(tuple(buffers))
         self.inputs_read.append(inputs)
-        inlined = (self.bases[read] for read in reads if not realized[self.bases[read]])
-        is_heavy = self.loops[step].is_expensive or any(self._is_heavy[base] for base in inlined)
-        self._is_heavy.append(is_heavy and self.graph.is_on_cpu)
-        self.is_dear.append(self._costs_much(step, self._num_reads(step)))
+        if self.kinds[step] is Kind.POINTWISE:
+            bases = (self.bases[read] for read in reads if not realized[self.bases[read]])
+            is_heavy = self.loops[step].is_expensive or any(self._is_heavy[base] for base in bases)
+            self._is_heavy.append(is_heavy and self.graph.is_on_cpu)
+            self.is_dear.append(self._costs_much(step, self._num_reads(step)))
+        else:  # nothing that is computed inside of its readers
+            self._is_heavy.append(False)
+            self.is_dear.append(False)
+            self._operations.pass_over()
         realized.append(self._must_realize(step))
 
     def _find_inputs(self, step: int, reads: Sequence[int]) -> frozenset[int]:

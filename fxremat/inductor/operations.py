@@ -46,6 +46,10 @@ class Operations:
         self.counts.append(count if count <= self.limit else self._counted(step, realized))
         return self.counts[-1]
 
+    def pass_over(self) -> None:
+        """Go on to the step behind the next, which is computed inside of no other."""
+        self.counts.append(0)
+
     def _counted(self, step: int, realized: Sequence[bool]) -> int:
         """The operations of a step, what is computed in two places once."""
         stack, seen = [step], {step}

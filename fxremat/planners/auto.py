@@ -10,11 +10,12 @@ takes (``search/row.py``):
 3. the plan of the budget below is a start as well, so that more memory never costs time;
 4. ``retain`` uses up what room is left by dropping recomputations.
 
-The best of each budget is measured exactly. The frontier of all measured points does not depend on any
-budget, hence a smaller budget never gives a higher peak. The plans of the simpler planners are starts too,
-and are measured besides, if the graph is not large; of a large one only the plan of ``recursive`` with the
-least memory. Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds,
-so the same graph gives the same plan everywhere.
+The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then refined by the
+whole model (``search/refine.py``). The frontier of all measured points does not depend on any budget, hence a
+smaller budget never gives a higher peak. The plans of the simpler planners are starts too, and but for
+``revolve``'s are measured besides, if the graph is not large; of a large one only the plan of ``recursive``
+with the least memory. Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in
+seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -30,13 +31,20 @@ from fxremat.predict.problem import Problem, Solution, collector_paused, pareto,
 from fxremat.proof import search
 from fxremat.search.baseline import default_plan
 from fxremat.search.condensed import condense
+from fxremat.search.profile import peak_bytes
+from fxremat.search.refine import refine
 from fxremat.search.replay import followed
 from fxremat.search.row import ENOUGH_TRIES, Row
 
 MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
+REFINED, REFINED_NODES = (
+    0.4,
+    600,
+)  # plans that are refined for each try, and of how large a graph; fewer of larger
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
-STEPS_OF_REVOLVE = 30_000  # of its plans together, which are only compared
+STEPS_OF_REVOLVE = 30_000  # of its plans together, which are starts
+MOST_CHAINED = 4  # of these: how many are weighed, those that seem lowest
 
 
 @collector_paused()
@@ -50,6 +58,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     recipes = _recipes(problem) if tries >= ENOUGH_TRIES else ()
     known = [each.schedule for each in recipes] or [recursive.deepest(problem)]
+    chained = revolve.schedules(problem, STEPS_OF_REVOLVE) if recipes else ()
     schedules: dict[Schedule, None] = {}
     for joins_calls in variants:
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls)
@@ -60,9 +69,12 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:
         found.append(problem.identity("auto"))
-    if recipes:
-        found += revolve.plan(problem, STEPS_OF_REVOLVE)
+    lowest = sorted(chained, key=lambda each: peak_bytes(condensed, followed(condensed, each)))
+    found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_CHAINED]]
     found += [default, *recipes, *_proved(problem, len(condensed.operators))]
+    if problem.model.on(graph).fuses and problem.budgets != ():  # else the condensed graph has said all
+        part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
+        found += refine(problem, found, round(REFINED * tries * part))
     return (default, *pareto(found))
 
 

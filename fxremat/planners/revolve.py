@@ -10,6 +10,7 @@ O(n) per forward of the chain. Left out: segments of unequal bytes and seconds.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 from fxremat.graph.joint import JointGraph
@@ -22,22 +23,23 @@ MAX_STEPS = 500_000  # of all plans together, shortest first; bounds the planner
 CHECKPOINTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def plan(problem: Problem, max_steps: int = MAX_STEPS) -> tuple[Solution, ...]:
-    """The plans of several numbers of checkpoints, least peak first; of all together so many steps."""
+def plan(problem: Problem) -> tuple[Solution, ...]:
+    """The plans of several numbers of checkpoints, least peak first."""
+    solutions = [problem.evaluate(each, "revolve") for each in schedules(problem, MAX_STEPS)]
+    solutions.append(problem.identity("revolve"))
+    return tuple(sorted(solutions, key=lambda solution: (solution.peak_bytes, solution.seconds)))
+
+
+def schedules(problem: Problem, max_steps: int) -> Sequence[Schedule]:
+    """The schedules of several numbers of checkpoints, the shortest first; of all together so many steps."""
     found: dict[Schedule, None] = {}
     for places in narrow_places(forward_lives(problem.graph)):
         for checkpoints in CHECKPOINTS:
             if checkpoints <= len(places) + 1:
                 found[schedule(problem.graph, places, checkpoints)] = None
-    obedient = filter(problem.allows, found)
-    solutions = [problem.identity("revolve")]
-    steps = 0
-    for each in sorted(obedient, key=len):
-        steps += len(each)
-        if steps > max_steps:
-            break
-        solutions.append(problem.evaluate(each, "revolve"))
-    return tuple(sorted(solutions, key=lambda solution: (solution.peak_bytes, solution.seconds)))
+    obedient = sorted(filter(problem.allows, found), key=len)
+    steps = itertools.accumulate(map(len, obedient))
+    return [each for each, taken in zip(obedient, steps, strict=True) if taken <= max_steps]
 
 
 def schedule(graph: JointGraph, places: Sequence[int], checkpoints: int) -> Schedule:

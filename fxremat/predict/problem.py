@@ -21,7 +21,7 @@ from tqdm import tqdm
 from fxremat.errors import InvalidOptionError, ScheduleError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand_bound
-from fxremat.graph.schedule import Binding, Schedule, bind, bind_needed, validate
+from fxremat.graph.schedule import Binding, Schedule, bind, bind_needed, bind_nodes, pruned, validate
 from fxremat.memory.liveness import profile_of
 from fxremat.memory.lowering import Lowering
 from fxremat.memory.timeline import Timeline, timeline_of
@@ -128,6 +128,10 @@ class Problem:
     def evaluate_needed(self, schedule: Sequence[str], planner: str) -> Solution:
         """The solution that a schedule is without what nobody reads; see ``prune``."""
         return self._evaluate(bind_needed(self.graph, schedule), planner)
+
+    def evaluate_nodes(self, nodes: Sequence[int], planner: str) -> Solution:
+        """The same of nodes by index."""
+        return self._evaluate(pruned(self.graph, bind_nodes(self.graph, nodes)), planner)
 
     def mirror(self, counts: Mapping[str, int], planner: str, early: Sequence[str] = ()) -> Solution:
         """The solution of mirror counts, by Algorithm 2; see ``expand``."""
