@@ -614,6 +614,20 @@ def test_pictures_are_written(model: str, tmp_path: Path) -> None:
     assert max(event["args"]["all"] for event in own) == peak
 
 
+def test_explain_records_a_step_for_a_snapshot(model: str, tmp_path: Path) -> None:
+    """Its last device is as high as the peak that --measure measures."""
+    path = tmp_path / "step.pickle"
+    compiled = ("--compiler", "eager", "--measure", "--snapshot", str(path))
+    fields = written(tmp_path, "explain", f"{model}:chain", *compiled)
+    traces = pickle.loads(path.read_bytes())["device_traces"]
+    assert len(traces) == 3
+    live = most = 0
+    for event in traces[-1]:
+        live += {"alloc": event["size"], "free_completed": -event["size"]}.get(event["action"], 0)
+        most = max(most, live)
+    assert most == fields["measured_peak_bytes"]["fxremat"] > 0
+
+
 @pytest.mark.parametrize("option", ["--html", "--snapshot", "--trace"])
 def test_pictures_are_of_graphs(model: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A step has none, and a file that can't be written is told before anything is planned."""

@@ -28,6 +28,7 @@ from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.places import Origin
 from fxremat.graph.schedule import Schedule
+from fxremat.measure import record
 from fxremat.memory.timeline import Timeline
 from fxremat.predict.models import profile
 from fxremat.predict.problem import Problem
@@ -141,6 +142,36 @@ def test_torch_reads_a_snapshot(tmp_path: Path) -> None:
         assert "snapshot.pickle" in plot(found)
     categories = {event["category"] for event in found["device_traces"][0]}
     assert categories == {"unknown", "saved", "forward", "recomputed", "output", "backward", "gradient"}
+
+
+def test_a_recording_stands_beside_the_prediction(tmp_path: Path) -> None:
+    """The last device replays to the measured peak, the others to the predicted; torch reads them."""
+    torch.compiler.reset()
+    layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(16, 1), nn.Flatten(0))
+    compiled = torch.compile(model, backend="fxremat", options={"compiler": "eager", "budget": "min"})
+    inputs = torch.randn(64, 16)
+
+    def step() -> None:
+        model.zero_grad()
+        compiled(inputs).backward(torch.ones(64))
+
+    for _ in range(2):
+        step()
+    model.zero_grad()
+    recording = record(step, device="cpu")
+    report = fxremat.reports()[-1]
+    report.save_snapshot(tmp_path / "step.pickle", measured=recording)
+    found = pickle.loads((tmp_path / "step.pickle").read_bytes())
+    peaks = [report.timeline.peak_bytes, report.baseline_timeline.peak_bytes, recording.peak_bytes]
+    assert [replayed(found, device) for device in range(3)] == peaks
+    assert recording.peak_bytes == pytest.approx(report.peak_bytes, rel=0.05)
+    assert recording.peak_bytes < peaks[1]
+    assert {event["category"] for event in found["device_traces"][2]} == {"unknown", "measured"}
+    named = {"filename": "none", "line": 0, "name": "CompiledFunctionBackward"}
+    assert any(named in event["frames"] for event in found["device_traces"][2])
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "snapshot.pickle" in plot(found)
 
 
 def test_frames_are_the_users_lines() -> None:
