@@ -128,15 +128,18 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _plan_of_step(arguments: argparse.Namespace) -> int:
     from fxremat.cli.example import step_of
     from fxremat.driver.ahead import survey
+    from fxremat.report.step_report import save_step_page
 
     if arguments.json is not None:
         _check_writable(arguments.json)
     if arguments.save is not None:
         problem = "a step's plans are made for its calls: save those of MODEL, or of fxremat.reports()."
         raise InvalidOptionError("save", problem)
-    for option in _PICTURES:
+    if arguments.html is not None:
+        _check_writable(arguments.html, "html")
+    for option in ("snapshot", "trace"):
         if getattr(arguments, option) is not None:
-            raise InvalidOptionError(option, "a picture is of a graph: give MODEL in place of --step.")
+            raise InvalidOptionError(option, "it is of a graph: give MODEL in place of --step.")
     if arguments.budget is not None:
         raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
     if arguments.ignore_checkpoints:
@@ -149,6 +152,8 @@ def _plan_of_step(arguments: argparse.Namespace) -> int:
         step = step_of(arguments.step)
         next_stage()
         reports = survey(step)
+    if arguments.html is not None:
+        save_step_page(arguments.html, reports)
     limit = None if arguments.all else arguments.rows
     print("\n\n".join(f"{report.summary()}\n\n{report.table(limit)}" for report in reports))
     if arguments.json is not None:
