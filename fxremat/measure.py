@@ -1,4 +1,4 @@
-"""Measured, not predicted: the peak bytes and the seconds of a step that really runs.
+"""Measured, not predicted: the peak bytes and the seconds of a step that really runs, and each of its blocks.
 
 Terms. A *step* is a callable without arguments, usually a forward and a backward. A block of
 memory is *the step's* if it is allocated while the step runs. Three clauses say what counts:
@@ -16,6 +16,9 @@ CUDA the allocator's own statistics are read. They cannot tell blocks apart, so 
 free nothing older: start it without gradients, as a training step does anyway. Torch's peak statistics
 start anew there.
 
+A *recording* has every block, and its peak is the measured one. On CUDA it takes torch's own record of the
+allocator's events, with the lines of Python that asked, which costs microseconds for each.
+
 A single operator is measured in another way (``held_bytes``), which may run anywhere at any time: beside
 a profiler of the user's, and without touching the statistics of an allocator.
 
@@ -23,7 +26,8 @@ Left out: memory that does not come from torch's allocator (a library's scratch,
 after their capture). Whatever a first run does on top, such as compiling, counts if it is measured:
 run a compiled step once before.
 
-Complexity: linear in the number of allocator events, apart from sorting them.
+Complexity: linear in the number of allocator events, apart from sorting them; a recording holds the stack of
+each block.
 """
 
 from __future__ import annotations
@@ -41,7 +45,16 @@ from torch.profiler import profile
 from fxremat._torch import profilers
 from fxremat.errors import FxrematError, InvalidOptionError
 
-__all__ = ["Measurement", "can_measure", "held_bytes", "measure_peak", "time_steps"]
+__all__ = [
+    "Block",
+    "Measurement",
+    "Recording",
+    "can_measure",
+    "held_bytes",
+    "measure_peak",
+    "record",
+    "time_steps",
+]
 
 _ALLOCATOR_EVENT = "[memory]"
 
@@ -59,6 +72,58 @@ class Measurement:
     peak_bytes: int
     end_bytes: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Memory that the allocator gave to a step.
+
+    Attributes:
+        bytes: How much.
+        first: Which of the recording's events gave it, counted from 0.
+        last: The last event before it was freed; the last of all where it is held at the end.
+        stack: What asked for it, innermost first, each with its ``file:line``: operators, which have none, on
+            the CPU; functions of Python on CUDA.
+    """
+
+    bytes: int
+    first: int
+    last: int
+    stack: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the allocator did while a step ran, in order: its *events* gave or freed a block of the step's.
+
+    Attributes:
+        blocks: The step's blocks, in the order in which they were given.
+        events: How many events there were.
+        seconds: The time of the run, recording included.
+    """
+
+    blocks: tuple[Block, ...]
+    events: int
+    seconds: float
+
+    @property
+    def held_bytes(self) -> tuple[int, ...]:
+        """The sum of the bytes held behind each event."""
+        change = [0] * (self.events + 1)
+        for block in self.blocks:
+            change[block.first] += block.bytes
+            change[block.last + 1] -= block.bytes
+        return tuple(itertools.accumulate(change[:-1]))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest sum of bytes held at one moment, above those held at the start."""
+        return max(self.held_bytes, default=0)
+
+    @property
+    def end_bytes(self) -> int:
+        """The bytes still held at the end, above those held at the start."""
+        return self.held_bytes[-1] if self.events else 0
 
 
 def measure_peak(step: Callable[[], object], *, device: torch.device | str | None = None) -> Measurement:
@@ -80,10 +145,39 @@ def measure_peak(step: Callable[[], object], *, device: torch.device | str | Non
         FxrematError: A profiler is recording or being prepared, and the CPU's memory is to be measured by
             another.
     """
+    where = _measurable(device)
+    if where.type == "cuda":
+        return _measure_cuda(step, where)
+    recording = _record_cpu(step)
+    return Measurement(recording.peak_bytes, recording.end_bytes, recording.seconds)
+
+
+def record(step: Callable[[], object], *, device: torch.device | str | None = None) -> Recording:
+    """Run the step once; the result holds the blocks that it allocated on the device.
+
+    >>> import torch
+    >>> recording = record(lambda: torch.ones(1000).exp(), device="cpu")  # 4 bytes each
+    >>> [(block.bytes, block.first, block.last) for block in recording.blocks]
+    [(4000, 0, 1), (4000, 1, 2)]
+    >>> recording.peak_bytes, recording.end_bytes, recording.blocks[1].stack
+    (8000, 4000, (('aten::exp', ''),))
+
+    Args:
+        device: Whose memory is meant; torch's default device if it is not given.
+
+    Raises:
+        InvalidOptionError: The device is neither a CPU nor a CUDA device.
+        FxrematError: On the CPU as ``measure_peak``. On CUDA torch is recording the history of the memory.
+    """
+    where = _measurable(device)
+    return _record_cpu(step) if where.type == "cpu" else _record_cuda(step, where)
+
+
+def _measurable(device: torch.device | str | None) -> torch.device:
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type not in ("cpu", "cuda"):
         raise InvalidOptionError.bad_value("device", str(where), ("cpu", "cuda"))
-    return _measure_cpu(step) if where.type == "cpu" else _measure_cuda(step, where)
+    return where
 
 
 def can_measure(device: torch.device) -> bool:
@@ -150,10 +244,12 @@ def _wait_for_cuda() -> None:
         torch.cuda.synchronize()
 
 
-# --- CPU: the allocator's events ------------------------------------------------------------------
+# --- The allocator's events -----------------------------------------------------------------------
+
+_Change = tuple[int, int, tuple[tuple[str, str], ...]]  # an address, bytes (below 0: freed), and a stack
 
 
-def _measure_cpu(step: Callable[[], object]) -> Measurement:
+def _record_cpu(step: Callable[[], object]) -> Recording:
     profilers.make_way()
     if not can_measure(torch.device("cpu")):  # torch would end one of them, or crash
         raise FxrematError(
@@ -161,12 +257,11 @@ def _measure_cpu(step: Callable[[], object]) -> Measurement:
         )
     with profilers.quiet_session() as recorded:
         seconds, _held = _timed(step)
-    peak_bytes, end_bytes = _peak_and_end(_cpu_changes(recorded))
-    return Measurement(peak_bytes, end_bytes, seconds)
+    return _recording(_cpu_changes(recorded), seconds)
 
 
-def _cpu_changes(recorded: profile) -> list[tuple[int, int]]:
-    """Address and bytes of each CPU allocator event, in the order of time; a free has bytes < 0."""
+def _cpu_changes(recorded: profile) -> list[_Change]:
+    """The CPU allocator's events, in the order of time."""
     profiler: Any = recorded.profiler
     roots = profiler.kineto_results.experimental_event_tree()
     changes = []
@@ -175,9 +270,10 @@ def _cpu_changes(recorded: profile) -> list[tuple[int, int]]:
             continue
         fields = event.typed[1]
         if fields.device.type == "cpu":
-            changes.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+            stack = tuple(_operators(event)) if fields.alloc_size > 0 else ()
+            changes.append((event.start_time_ns, (fields.ptr, fields.alloc_size, stack)))
     changes.sort(key=lambda change: change[0])
-    return [(address, size_bytes) for _, address, size_bytes in changes]
+    return [change for _, change in changes]
 
 
 def _each_event(roots: Iterable[Any]) -> Iterator[Any]:
@@ -189,17 +285,57 @@ def _each_event(roots: Iterable[Any]) -> Iterator[Any]:
         waiting.extend(reversed(event.children))
 
 
-def _peak_and_end(changes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The highest and the last sum of bytes held, of blocks that the changes saw allocated."""
-    size_bytes: dict[int, int] = {}
-    held_bytes = peak_bytes = 0
-    for address, change_bytes in changes:
-        held_bytes -= size_bytes.pop(address, 0)  # clause 1: the free of an older block is nothing
+def _operators(event: Any) -> Iterator[tuple[str, str]]:
+    """What an event is a part of, innermost first."""
+    while event.parent is not None:
+        event = event.parent
+        yield event.name, ""
+
+
+def _record_cuda(step: Callable[[], object], device: torch.device) -> Recording:
+    if profilers.keeps_cuda_history():  # which a second would end
+        raise FxrematError("torch is recording the history of CUDA's memory: end that before a recording")
+    gc.collect()
+    torch.cuda.synchronize(device)
+    with profilers.cuda_history(device) as events:
+        seconds, _held = _timed(step)
+    return _recording(_cuda_changes(events), seconds)
+
+
+def _cuda_changes(events: Iterable[Mapping[str, Any]]) -> Iterator[_Change]:
+    """What torch's history of the memory says of blocks; their bytes are those that were asked for."""
+    for event in events:
+        if event["action"] == "alloc":
+            frames = event.get("frames", ())
+            stack = tuple((each["name"], f"{each['filename']}:{each['line']}") for each in frames)
+            yield event["addr"], event["size"], stack
+        elif event["action"] == "free_completed":
+            yield event["addr"], -event["size"], ()
+
+
+def _recording(changes: Iterable[_Change], seconds: float) -> Recording:
+    """The blocks that the changes saw given."""
+    given: list[tuple[int, int, tuple[tuple[str, str], ...]]] = []  # bytes, event, stack
+    freed: dict[int, int] = {}  # by block, at which event
+    holder: dict[int, int] = {}  # by address, the block that is there
+    events = 0
+    for address, change_bytes, stack in changes:
+        held = holder.pop(address, None)
+        if held is not None:
+            freed[held] = events
         if change_bytes > 0:
-            size_bytes[address] = change_bytes
-            held_bytes += change_bytes
-        peak_bytes = max(peak_bytes, held_bytes)
-    return peak_bytes, held_bytes
+            holder[address] = len(given)
+            given.append((change_bytes, events, stack))
+        if held is not None or change_bytes > 0:  # clause 1: the free of an older block is nothing
+            events += 1
+    return Recording(
+        tuple(
+            Block(size_bytes, first, freed.get(block, events) - 1, stack)
+            for block, (size_bytes, first, stack) in enumerate(given)
+        ),
+        events,
+        seconds,
+    )
 
 
 # --- CUDA: the allocator's statistics -------------------------------------------------------------

@@ -22,7 +22,6 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -40,7 +39,6 @@ __all__ = [
     "compile_id",
     "compile_with_inductor",
     "compile_without_inductor",
-    "export_joint",
     "fake_tensors",
     "hands_over_code",
     "inductor_joint_passes",
@@ -439,36 +437,6 @@ def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
     values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     with V.set_fake_mode(detect_fake_mode(values)):
         return joint_graph_passes(module)
-
-
-@contextlib.contextmanager
-def export_joint(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompose: bool
-) -> Any:
-    """Yield ``(joint graph module, number of forward outputs)`` traced from a module.
-
-    A model that asks is told that it is being compiled: what it does otherwise may need numbers.
-    """
-    import torch._inductor.lowering  # noqa: F401 (the decomposition of pooling refers to it)
-    from torch._inductor.decomposition import select_decomp_table
-
-    table = select_decomp_table() if decompose else None
-    with contextlib.ExitStack() as stack:
-        with _is_compiling():
-            joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
-        metadata = joint._aot_state.fw_metadata
-        yield joint.graph_module, metadata.num_forward
-
-
-@contextlib.contextmanager
-def _is_compiling() -> Iterator[None]:
-    """Have ``torch.compiler.is_compiling()`` be true."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
 
 
 def unlimited_recompilation() -> contextlib.AbstractContextManager[None]:

@@ -16,6 +16,9 @@
    ``torch.compile(backend="inductor")`` compiles a graph. Torch can force a backend, but then all others are
    replaced as well, and Inductor's options are lost. In force while anybody takes such graphs.
 
+6. ``torch.fx.proxy.TracerBase.create_node`` (``seeing_nodes``; all versions), by which a tracer makes a node.
+   A tracer can note Python's stack, but AOTAutograd's export has none asked to. In force while anybody sees.
+
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
 (``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
 handed, such as choices for Inductor (``compilers.py``).
@@ -36,12 +39,14 @@ import networkx as nx
 import torch
 from torch._functorch import partitioners
 from torch.autograd import profiler
+from torch.fx.proxy import TracerBase
 
 __all__ = [
     "add_missing_implementation",
     "choosing_by",
     "making_way",
     "reading_code",
+    "seeing_nodes",
     "taking_inductor",
     "watching_passes",
 ]
@@ -208,6 +213,55 @@ def making_way(make_way: Callable[[], None]) -> Callable[[], None]:
                     setattr(profiler, name, starter.before)
 
     return end
+
+
+# --- Nodes that are traced ----------------------------------------------------------------------------
+
+See = Callable[[torch.fx.Node], None]
+_see: ContextVar[See | None] = ContextVar("fxremat_see", default=None)
+
+
+class _Maker:
+    """Stands in the place of ``create_node`` while any thread is inside of ``seeing_nodes``.
+
+    Attributes:
+        before: What it stands in the place of.
+        inside: How many are inside.
+    """
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self.before = before
+        self.inside = 0
+
+    def __get__(self, tracer: Any, owner: type) -> Any:
+        return self if tracer is None else functools.partial(self, tracer)
+
+    def __call__(self, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        node = self.before(tracer, *args, **kwargs)
+        see = _see.get()
+        if see is not None:
+            see(node)
+        return node
+
+
+@contextlib.contextmanager
+def seeing_nodes(see: See) -> Iterator[None]:
+    """Have each node seen that a tracer makes in this thread, as soon as it is made."""
+    base: Any = TracerBase
+    with _lock:
+        maker = base.create_node
+        if not isinstance(maker, _Maker):
+            maker = base.create_node = _Maker(maker)
+        maker.inside += 1
+    token = _see.set(see)
+    try:
+        yield
+    finally:
+        _see.reset(token)
+        with _lock:
+            maker.inside -= 1
+            if maker.inside == 0 and base.create_node is maker:
+                base.create_node = maker.before
 
 
 # --- What Inductor is to compile ----------------------------------------------------------------------

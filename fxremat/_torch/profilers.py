@@ -4,6 +4,9 @@ Torch has two. The newer one (``torch.profiler``) knows the address of each bloc
 whole process: a second session, even beside one that is only being prepared, ends in a crash. The older one
 belongs to a thread and knows no addresses. It is the only one that can't collide with a profiler of the
 user's, if the thread is our own.
+
+The allocator of CUDA keeps a history of its own when it is told to, the process's as well. It is the only one
+that knows the bytes which were asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from fxremat._torch import patches
 __all__ = [
     "AllocatorRecord",
     "allocator_changes",
+    "cuda_history",
     "is_profiling",
     "make_way",
     "quiet_session",
@@ -86,6 +90,25 @@ def quiet_session() -> Iterator[torch.profiler.profile]:
         with _silent():
             stack.enter_context(session)
         yield session
+
+
+def keeps_cuda_history() -> bool:
+    """Whether the allocator of CUDA is keeping a history."""
+    return bool(torch._C._cuda_isHistoryEnabled())
+
+
+@contextlib.contextmanager
+def cuda_history(device: torch.device) -> Iterator[list[dict[str, Any]]]:
+    """The history of CUDA's allocator, with the lines of Python that asked: its events, at the end."""
+    events: list[dict[str, Any]] = []
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
+    try:
+        yield events
+        torch.cuda.synchronize(device)
+        events += torch.cuda.memory._snapshot()["device_traces"][index]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
 
 
 @contextlib.contextmanager

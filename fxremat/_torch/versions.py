@@ -81,6 +81,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor": ("FakeTensor", "FakeTensorMode"),
     "torch.autograd": ("_engine_run_backward", "_get_sequence_nr"),
     "torch.compiler": ("_is_compiling_flag",),
+    "torch.cuda.memory": ("_record_memory_history", "_snapshot"),
+    "torch.fx.proxy": ("TracerBase.create_node",),
     "torch.utils._ordered_set": ("OrderedSet",),
     "torch.utils._python_dispatch": (
         "TorchDispatchMode",

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import json
 import os
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fxremat.fitting.example import Example
     from fxremat.fitting.fit import Fit
     from fxremat.graph.joint import JointGraph
+    from fxremat.measure import Recording
     from fxremat.report.report import Report
 
 _PICTURES = ("html", "snapshot", "trace")  # options that name the file of a picture
@@ -126,15 +128,18 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _plan_of_step(arguments: argparse.Namespace) -> int:
     from fxremat.cli.example import step_of
     from fxremat.driver.ahead import survey
+    from fxremat.report.step_report import save_step_page
 
     if arguments.json is not None:
         _check_writable(arguments.json)
     if arguments.save is not None:
         problem = "a step's plans are made for its calls: save those of MODEL, or of fxremat.reports()."
         raise InvalidOptionError("save", problem)
-    for option in _PICTURES:
+    if arguments.html is not None:
+        _check_writable(arguments.html, "html")
+    for option in ("snapshot", "trace"):
         if getattr(arguments, option) is not None:
-            raise InvalidOptionError(option, "a picture is of a graph: give MODEL in place of --step.")
+            raise InvalidOptionError(option, "it is of a graph: give MODEL in place of --step.")
     if arguments.budget is not None:
         raise InvalidOptionError("budget", "a step has the budgets that its models are compiled with.")
     if arguments.ignore_checkpoints:
@@ -147,6 +152,8 @@ def _plan_of_step(arguments: argparse.Namespace) -> int:
         step = step_of(arguments.step)
         next_stage()
         reports = survey(step)
+    if arguments.html is not None:
+        save_step_page(arguments.html, reports)
     limit = None if arguments.all else arguments.rows
     print("\n\n".join(f"{report.summary()}\n\n{report.table(limit)}" for report in reports))
     if arguments.json is not None:
@@ -230,7 +237,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     from fxremat.cli.example import example_of
 
     is_measured = arguments.measure or arguments.device is not None
-    stages = _stages("importing", "compiling", *["measuring"] * is_measured)
+    is_recorded = arguments.snapshot is not None
+    stages = _stages("importing", "compiling", *["measuring"] * is_measured, *["recording"] * is_recorded)
     with _card(arguments) as card, stages as next_stage:
         next_stage()
         example = example_of(arguments.model, card)
@@ -243,9 +251,13 @@ def _explain(arguments: argparse.Namespace) -> int:
             next_stage()
             peaks["eager"] = example.peak_bytes(example.loss_of)
             peaks["fxremat"] = example.peak_bytes(compiled)
+        recording = None
+        if is_recorded:
+            next_stage()
+            recording = example.recording(compiled)
         fit = _fit(example, peaks.get("fxremat", 0))
     _show(reports, peaks, fit, arguments)
-    _save(reports, arguments)
+    _save(reports, arguments, recording)
     return 0
 
 
@@ -274,7 +286,9 @@ def _compile(example: Example, options: dict[str, Any]) -> tuple[Callable[..., A
     return compiled, reports()[seen:]
 
 
-def _save(reports: Sequence[Report], arguments: argparse.Namespace) -> None:
+def _save(
+    reports: Sequence[Report], arguments: argparse.Namespace, measured: Recording | None = None
+) -> None:
     """Write the plans and the pictures to the files that were asked for."""
     from fxremat.planfile.text import save_plan
     from fxremat.report.page import save_page
@@ -283,7 +297,8 @@ def _save(reports: Sequence[Report], arguments: argparse.Namespace) -> None:
 
     if arguments.save is not None:
         save_plan(arguments.save, reports)
-    for option, save in zip(_PICTURES, (save_page, save_snapshot, save_trace), strict=True):
+    save_both: Callable[..., None] = functools.partial(save_snapshot, measured=measured)
+    for option, save in zip(_PICTURES, (save_page, save_both, save_trace), strict=True):
         path = getattr(arguments, option)
         if path is not None:
             save(path, reports)

@@ -96,7 +96,8 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--snapshot",
         type=Path,
         metavar="FILE.pickle",
-        help="also write the predicted timeline as a memory snapshot, for pytorch.org/memory_viz",
+        help="also write the predicted timeline as a memory snapshot, for pytorch.org/memory_viz; "
+        "explain records a step for it as well",
     )
     parser.add_argument(
         "--trace",

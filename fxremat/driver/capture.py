@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fxremat import given
-from fxremat._torch import compilers, partitioners
+from fxremat._torch import compilers, exports, partitioners
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError, shown, told
 from fxremat.graph.joint import JointGraph
 from fxremat.options.options import COMPILERS
@@ -77,7 +77,7 @@ def capture(
     with contextlib.ExitStack() as stack:
         try:
             module, num_forward_outputs = stack.enter_context(
-                compilers.export_joint(traced, args, kwargs, decompose)
+                exports.export_joint(traced, args, kwargs, decompose, model)
             )
             if decompose:
                 module = compilers.inductor_joint_passes(module)

@@ -242,6 +242,11 @@ class Runner:
         """The text of the policy that a plan was compiled under."""
         return repr(self.variants[plan.schedule].compilation.policy)
 
+    def report_of(self, plan: Candidate) -> Report | None:
+        """What was done to the graph with a plan; None where that is not compiled."""
+        variant = self.variants.get(plan.schedule)
+        return next(iter(variant.compilation.reports), None) if variant is not None else None
+
     @property
     def planning_problem(self) -> Problem:
         """What its planners solve; where a cache had the graph, it is traced once more for that."""

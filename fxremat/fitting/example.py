@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from fxremat._torch import fakes
 from fxremat.device.absent import AbsentCard
 from fxremat.errors import FxrematError, InvalidOptionError, told
-from fxremat.measure import measure_peak
+from fxremat.measure import Recording, measure_peak, record
 
 __all__ = ["ON_FAKE_TENSORS", "Example", "kind", "returned_by"]
 
@@ -124,14 +124,25 @@ class Example:
 
     def peak_bytes(self, loss_of: Callable[..., Any]) -> int:
         """The peak of a training step that follows another: measured, or that of its fake tensors."""
+        with self._second_step(loss_of) as step:
+            if self.card is None:
+                return measure_peak(step, device=self.device).peak_bytes
+            return self.card.peak_bytes(step)
+
+    def recording(self, loss_of: Callable[..., Any]) -> Recording | None:
+        """What the allocator did in a step that follows another; None on a card that is not there."""
+        if self.card is not None:
+            return None
+        with self._second_step(loss_of) as step:
+            return record(step, device=self.device)
+
+    @contextlib.contextmanager
+    def _second_step(self, loss_of: Callable[..., Any]) -> Iterator[Callable[[], None]]:
+        """A training step that follows another; no gradient is left of either."""
         self.take_step(loss_of)
         self.drop_gradients()
-        if self.card is None:
-            peak = measure_peak(lambda: self.take_step(loss_of), device=self.device).peak_bytes
-        else:
-            peak = self.card.peak_bytes(lambda: self.take_step(loss_of))
+        yield lambda: self.take_step(loss_of)
         self.drop_gradients()
-        return peak
 
 
 def returned_by(name: str, returned: object) -> Example:

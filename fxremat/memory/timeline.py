@@ -98,7 +98,7 @@ class Timeline:
     @functools.cached_property
     def live_bytes(self) -> tuple[int, ...]:
         """The live bytes at each step."""
-        return self.live_bytes_of(*KINDS)
+        return self.live_bytes_of(*{life.kind for life in self.lives})
 
     def live_bytes_of(self, *kinds: str) -> tuple[int, ...]:
         """The bytes at each step of the lives of these kinds."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fxremat.memory.timeline import KINDS, Timeline
+from fxremat.memory.timeline import Timeline
 
 __all__ = ["Axis", "Column", "Frame", "areas", "bytes_axis", "columns", "line", "round_axis"]
 
@@ -132,10 +132,12 @@ def line(frame: Frame, axis: Axis, timeline: Timeline, shown: Sequence[Column]) 
     return "M" + path[1:] if path else ""
 
 
-def areas(frame: Frame, axis: Axis, timeline: Timeline, shown: Sequence[Column]) -> Iterable[tuple[str, str]]:
-    """The kinds of lives that there are, each with the path of its bytes upon those of the kinds before."""
+def areas(
+    frame: Frame, axis: Axis, timeline: Timeline, shown: Sequence[Column], kinds: Iterable[str]
+) -> Iterable[tuple[str, str]]:
+    """Those of the kinds that there are, each with the path of its bytes upon those of the kinds before."""
     below = [0] * len(timeline.steps)
-    for kind in KINDS:
+    for kind in kinds:
         own = timeline.live_bytes_of(kind)
         if not any(own):
             continue

@@ -1,16 +1,18 @@
 """Page: what a plan does, as one HTML file that needs nothing else: no network, no other file.
 
-For each graph it has the summary of the report; the timeline, with what is live at any step that one points
-to (at the peak, to begin with); the frontier; and a table of what is kept and computed again. The pictures
-are drawn here (``charts.py``) and the tables written here, so that without scripts, and on paper, all is
-there but the pointing and the sorting. ``page.html`` is the template.
+A page is *sections*, each with a timeline, and what is live at any step that one points to (at the peak, to
+begin with). That of a graph has the summary of the report, too, the frontier, and a table of what is kept and
+computed again; that of a training step (``step_report.py``) its calls, which link to their graphs. The
+pictures are drawn here (``charts.py``) and the tables written here, so that without scripts, and on paper,
+all is there but the pointing and the sorting. ``page.html`` is the template.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fxremat.memory.timeline import KINDS, Life, Timeline
@@ -18,11 +20,14 @@ from fxremat.report.charts import Axis, Column, Frame, areas, bytes_axis, column
 from fxremat.report.pictures import FilePath, Pictured, write
 from fxremat.report.values import Group, by_place, mib, repeated, short
 
-__all__ = ["page", "save_page"]
+__all__ = ["CallRow", "Section", "page", "rendered", "save_page"]
 
 _TIMELINE = Frame(left=62, top=16, width=886, height=300)
 _FRONTIER = Frame(left=62, top=16, width=640, height=240)
 _ROWS = 20  # of what is live at a step; what is smaller is summed up
+_NODES = ("kind", "bytes", "values", "operator", "module", "source")
+_ABOUT = "Steps in their order, not to scale in time; the backward of both begins at the same place."
+_CODE = "the peak of the generated code"
 
 
 def save_page(path: FilePath, reports: Sequence[Pictured]) -> None:
@@ -36,6 +41,11 @@ def save_page(path: FilePath, reports: Sequence[Pictured]) -> None:
 
 def page(reports: Sequence[Pictured]) -> str:
     """The page of reports, as HTML."""
+    return rendered([Section.of_graph(report) for report in reports])
+
+
+def rendered(sections: Sequence[Section]) -> str:
+    """The page of sections, as HTML."""
     import jinja2  # a moment's work, for pages alone
 
     template = (importlib.resources.files("fxremat.report") / "page.html").read_text(encoding="utf-8")
@@ -43,8 +53,7 @@ def page(reports: Sequence[Pictured]) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["mib"] = mib
-    sections = [_Section.of(report) for report in reports]
-    return environment.from_string(template).render(sections=sections, kinds=KINDS, rows=_ROWS)
+    return environment.from_string(template).render(sections=sections, rows=_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,55 +112,117 @@ class _Frontier:
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
-    """What the page has of a graph."""
+class CallRow:
+    """A call of a training step in the table of its section.
 
-    report: Pictured
-    frame: Frame
-    axis: Axis
-    shown: tuple[Column, ...]
-    boundary: float
-    areas: tuple[tuple[str, str], ...]
-    baseline: str
-    peak: int
-    frontier: _Frontier
-    groups: tuple[Group, ...]
+    Attributes:
+        number: Which call, from 0.
+        graph: The title of its graph.
+        target: The number of that graph's section, from 1; 0 where there is none.
+        figures: Seconds, and bytes that it holds, at the peak of its forward, and at that of its backward.
+    """
+
+    number: int
+    graph: str
+    target: int
+    figures: tuple[float, int, int, int]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a page has of a graph or of a training step.
+
+    Attributes:
+        title: What stands above.
+        summary: A few lines.
+        timeline: What is live when.
+        without: The same without fxremat.
+        kinds: The kinds of lives, in the order in which they are stacked, and what they are.
+        headings: Of the table of what is live: its kind, bytes and number, and three that tell its place.
+        about: What the picture shows.
+        budget_bytes: The line of dashes.
+        dots_bytes: The line of dots.
+        dots: What that is.
+        frontier: The picture of the frontier, of a graph.
+        groups: What is kept and computed again, of a graph.
+        calls: The calls, of a step.
+    """
+
+    title: str
+    summary: str
+    timeline: Timeline
+    without: Timeline
+    kinds: Mapping[str, str] = field(default_factory=lambda: KINDS)
+    headings: tuple[str, ...] = _NODES
+    about: str = _ABOUT
+    budget_bytes: int | None = None
+    dots_bytes: int | None = None
+    dots: str = _CODE
+    frontier: _Frontier | None = None
+    groups: tuple[Group, ...] = ()
+    calls: tuple[CallRow, ...] = ()
+    frame: Frame = _TIMELINE
 
     @classmethod
-    def of(cls, report: Pictured) -> _Section:
-        timeline, baseline = report.timeline, report.baseline_timeline
-        boundary = timeline.boundary / max(1, len(timeline.steps))
-        shown = columns(timeline, boundary)
-        lines = report.budget_bytes or 0, report.lowered_peak_bytes or 0
-        axis = bytes_axis(max(timeline.peak_bytes, baseline.peak_bytes, *lines))
-        peak = next((index for index, each in enumerate(shown) if each.step == timeline.peak_step), 0)
+    def of_graph(cls, report: Pictured, title: str | None = None) -> Section:
+        """That of a graph, whose title is its name if none is given."""
         return cls(
-            report,
-            _TIMELINE,
-            axis,
-            tuple(shown),
-            boundary,
-            tuple(areas(_TIMELINE, axis, timeline, shown)),
-            line(_TIMELINE, axis, baseline, columns(baseline, boundary)),
-            peak,
-            _Frontier.of(report),
-            tuple(by_place(report.values)),
+            report.graph_name if title is None else title,
+            report.summary(),
+            report.timeline,
+            report.baseline_timeline,
+            budget_bytes=report.budget_bytes,
+            dots_bytes=report.lowered_peak_bytes,
+            frontier=_Frontier.of(report),
+            groups=tuple(by_place(report.values)),
         )
+
+    @property
+    def boundary(self) -> float:
+        """Where the backward begins, as a part of the width."""
+        return self.timeline.boundary / max(1, len(self.timeline.steps))
+
+    @functools.cached_property
+    def shown(self) -> list[Column]:
+        """The columns."""
+        return columns(self.timeline, self.boundary)
+
+    @functools.cached_property
+    def axis(self) -> Axis:
+        """The axis of bytes."""
+        lines = self.budget_bytes or 0, self.dots_bytes or 0
+        return bytes_axis(max(self.timeline.peak_bytes, self.without.peak_bytes, *lines))
+
+    @property
+    def areas(self) -> list[tuple[str, str]]:
+        """The kinds that there are, and their paths."""
+        return list(areas(self.frame, self.axis, self.timeline, self.shown, self.kinds))
+
+    @property
+    def baseline(self) -> str:
+        """The path of the step without fxremat."""
+        return line(self.frame, self.axis, self.without, columns(self.without, self.boundary))
+
+    @property
+    def peak(self) -> int:
+        """The column of the peak."""
+        at = self.timeline.peak_step
+        return next((index for index, each in enumerate(self.shown) if each.step == at), 0)
 
     @property
     def live_at_peak(self) -> list[Live]:
         """What is live at the plan's peak."""
-        return _live_at(self.report.timeline)
+        return _live_at(self.timeline)
 
     @property
     def live_at_baseline_peak(self) -> list[Live]:
         """What is live at the peak without fxremat."""
-        return _live_at(self.report.baseline_timeline)
+        return _live_at(self.without)
 
     @property
     def data(self) -> dict[str, Any]:
         """What the script needs to say what is live at the step of a column."""
-        timeline = self.report.timeline
+        timeline = self.timeline
         places: dict[tuple[str, ...], int] = {}
         lives = [
             (places.setdefault(_place(life), len(places)), life.bytes, life.first, life.last)

@@ -17,6 +17,7 @@ from fxremat.given import Setting
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
 from fxremat.graph.signature import Signature
+from fxremat.measure import Recording
 from fxremat.memory.liveness import MemoryProfile
 from fxremat.memory.timeline import Timeline
 from fxremat.predict.problem import Problem, Solution, pareto
@@ -138,13 +139,17 @@ class Report:
         """
         save_page(path, [self])
 
-    def save_snapshot(self, path: FilePath) -> None:
+    def save_snapshot(self, path: FilePath, measured: Recording | None = None) -> None:
         """Write the timelines as a memory snapshot for pytorch.org/memory_viz (``snapshot.py``).
+
+        Args:
+            path: Where to.
+            measured: A step that ran (``fxremat.measure.record``), to be seen beside what is predicted.
 
         Raises:
             InvalidOptionError: The file can't be written.
         """
-        save_snapshot(path, [self])
+        save_snapshot(path, [self], measured)
 
     def save_trace(self, path: FilePath) -> None:
         """Write the timelines as a trace for ui.perfetto.dev (``trace.py``).

@@ -1,20 +1,37 @@
 """Step reports: what a training step of several graphs takes, call by call.
 
-A StepReport is frozen values. See ``episode/trace.py`` for its terms.
+A StepReport is frozen values. See ``episode/trace.py`` for its terms. As a picture it is a timeline whose
+steps are the forwards and the backwards, and what is between them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from tabulate import tabulate
 
 from fxremat.episode.trace import Moment
+from fxremat.graph.places import Origin
+from fxremat.memory.timeline import Life, Ran, Timeline
+from fxremat.report.page import CallRow, Section, rendered
+from fxremat.report.pictures import FilePath, write
+from fxremat.report.report import Report
 from fxremat.report.values import mib, more
 
-__all__ = ["CallReport", "StepReport"]
+__all__ = ["CallReport", "StepReport", "save_step_page"]
+
+_KINDS = {
+    "outside": "inputs, outputs and gradients of graphs, and what runs around them",
+    "waiting": "held by calls whose backward is to come",
+    "running": "the running call's",
+}
+_HEADINGS = ("kind", "bytes", "calls", "graph", "plan", "")
+_ABOUT = (
+    "Forwards and backwards in their order, and what is between them, not to scale in time. What is outside "
+    "of plans was recorded."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,7 @@ class CallReport:
         held_bytes: What its plan holds from the forward to the backward.
         forward_bytes: The highest bytes of its forward, above what is live when that begins.
         backward_bytes: The highest bytes of its backward, above what is live outside when that begins.
+        report: What was done to the graph with this plan; None where that is not compiled.
     """
 
     graph_name: str
@@ -38,6 +56,12 @@ class CallReport:
     held_bytes: int
     forward_bytes: int
     backward_bytes: int
+    report: Report | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The graph, and which of its plans."""
+        return self.graph_name, f"{self.plan + 1} of {self.plans}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +85,7 @@ class StepReport:
         baseline_seconds: Predicted time of the graphs without fxremat.
         lower_bound_seconds: No choice among the plans at hand takes less within the budget.
         timeline: What is live when.
+        baseline_timeline: The same without fxremat.
         notes: What is to be known besides.
     """
 
@@ -77,11 +102,81 @@ class StepReport:
     baseline_seconds: float
     lower_bound_seconds: float
     timeline: tuple[Moment, ...]
+    baseline_timeline: tuple[Moment, ...]
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The report as JSON."""
-        return json.dumps(asdict(self))
+        """The report as JSON; those of its graphs have their own."""
+        calls = tuple(replace(call, report=None) for call in self.calls)
+        fields = asdict(replace(self, calls=calls))
+        for call in fields["calls"]:
+            del call["report"]
+        return json.dumps(fields)
+
+    def save_html(self, path: FilePath) -> None:
+        """Write the report as one HTML file: the step, then its graphs with their timelines (``page.py``).
+
+        Raises:
+            InvalidOptionError: The file can't be written.
+        """
+        save_step_page(path, [self])
+
+    def sections(self, number: int) -> list[Section]:
+        """What a page has of the step: its own section, of that number, and its graphs'."""
+        graphs: dict[tuple[str, str], Section] = {}
+        for call in self.calls:
+            if call.report is not None and call.place not in graphs:
+                graphs[call.place] = Section.of_graph(call.report, _title(call))
+        numbers = {place: position for position, place in enumerate(graphs, number + 1)}
+        is_settled = self.measured_plans_peak_bytes == self.peak_bytes
+        step = Section(
+            self._title(),
+            self.summary(),
+            self._drawn(self.timeline),
+            self._drawn(self.baseline_timeline),
+            _KINDS,
+            _HEADINGS,
+            _ABOUT,
+            self.budget_bytes,
+            self.measured_peak_bytes if is_settled else None,
+            "the measured peak",
+            calls=tuple(
+                CallRow(
+                    position,
+                    _title(call),
+                    numbers.get(call.place, 0),
+                    (call.seconds, call.held_bytes, call.forward_bytes, call.backward_bytes),
+                )
+                for position, call in enumerate(self.calls)
+            ),
+        )
+        return [step, *graphs.values()]
+
+    def _drawn(self, moments: Sequence[Moment]) -> Timeline:
+        """Moments as the steps of a timeline."""
+        lives: list[Life] = []
+        waiting: dict[int, Life] = {}
+        for step, moment in enumerate(moments):
+            lives.append(Life(Origin(""), "outside", moment.outside_bytes, step, step))
+            if moment.call is not None:
+                lives.append(Life(self._origin(moment.call), "running", moment.own_bytes, step, step))
+            for call, size in moment.held_bytes.items():
+                first = waiting[call].first if call in waiting else step
+                waiting[call] = Life(self._origin(call), "waiting", size, first, step)
+        steps = tuple(Ran(self._ran(moment), False, 0.0) for moment in moments)
+        boundary = next((step for step, moment in enumerate(moments) if moment.is_backward), len(moments))
+        found = sorted((*lives, *waiting.values()), key=lambda life: life.first)
+        return Timeline(steps, boundary, tuple(life for life in found if life.bytes))
+
+    def _ran(self, moment: Moment) -> Origin:
+        if moment.call is None:
+            return Origin("between calls")
+        part = "backward" if moment.is_backward else "forward"
+        return replace(self._origin(moment.call), name=f"{part} of call {moment.call}")
+
+    def _origin(self, call: int) -> Origin:
+        graph, plan = self.calls[call].place
+        return Origin("", graph, plan)
 
     def summary(self) -> str:
         """A few lines: budget, peaks, time."""
@@ -136,7 +231,7 @@ class StepReport:
             else:
                 call = self.calls[moment.call]
                 part = "backward" if moment.is_backward else "forward"
-                what = (f"{moment.call}", part, call.graph_name, f"{call.plan + 1} of {call.plans}")
+                what = (f"{moment.call}", part, *call.place)
             sizes = (moment.outside_bytes, held, moment.own_bytes, moment.peak_bytes)
             yield (*what, *map(mib, sizes), mark)
 
@@ -154,6 +249,24 @@ class StepReport:
 
     def __str__(self) -> str:
         return f"{self.summary()}\n\n{self.table()}"
+
+
+def save_step_page(path: FilePath, steps: Iterable[StepReport]) -> None:
+    """Write the page of steps and their graphs.
+
+    Raises:
+        InvalidOptionError: The file can't be written.
+    """
+    sections: list[Section] = []
+    for step in steps:
+        sections += step.sections(len(sections) + 1)
+    write(path, rendered(sections).encode())
+
+
+def _title(call: CallReport) -> str:
+    """The title of a graph with a plan."""
+    graph, plan = call.place
+    return graph if call.plans == 1 else f"{graph}, plan {plan}"
 
 
 def _count(number: int, thing: str) -> str:

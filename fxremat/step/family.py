@@ -270,6 +270,7 @@ def _report(shape: Shape, settled: Settled, notes: tuple[str, ...]) -> StepRepor
         of_graph = variants.setdefault(known.graph.number, [])
         of_graph += [known.plan] if known.plan not in of_graph else []
     moments = timeline(shape.trace, plans)
+    without = timeline(shape.trace, tuple(known.graph.baseline for known in shape.calls))
     return StepReport(
         tuple(
             CallReport(
@@ -280,12 +281,13 @@ def _report(shape: Shape, settled: Settled, notes: tuple[str, ...]) -> StepRepor
                 known.plan.held_bytes,
                 known.plan.forward_bytes,
                 known.plan.backward_bytes,
+                known.graph.report_of(known.plan),
             )
             for known in shape.calls
         ),
         settled.budget,
         settled.budget_bytes,
-        peak_bytes(shape.trace, tuple(known.graph.baseline for known in shape.calls)),
+        max(moment.peak_bytes for moment in without),
         max(moment.peak_bytes for moment in moments),
         settled.lowest_peak_bytes,
         max(moment.outside_bytes for moment in moments),
@@ -295,5 +297,6 @@ def _report(shape: Shape, settled: Settled, notes: tuple[str, ...]) -> StepRepor
         sum(known.graph.baseline.seconds for known in shape.calls),
         settled.lower_bound_seconds,
         moments,
+        without,
         notes,
     )

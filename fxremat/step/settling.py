@@ -18,6 +18,7 @@ from fxremat.episode.settle import settle
 from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.options.options import Budget, Options, resolve_budget
+from fxremat.report.report import Report
 from fxremat.step.stored import Figures
 
 USED = 0.95  # of what is allowed: a plan with a lower peak than that is taken if it costs no time
@@ -76,6 +77,9 @@ class Graph(Protocol):
 
     def policy_of(self, plan: Candidate) -> str:
         """The text of the policy that a plan was compiled under."""
+
+    def report_of(self, plan: Candidate) -> Report | None:
+        """What was done to the graph with a plan; None where that is not compiled."""
 
 
 @dataclass(frozen=True, slots=True)

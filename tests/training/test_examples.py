@@ -36,10 +36,14 @@ ANSWERS = {  # to what many ask or complain of; they hold losses and peaks again
 
 
 def test_every_example_is_run() -> None:
-    """And is short."""
+    """And is short, and told of where clients are."""
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
     assert lengths.keys() == {*NEEDED, *ANSWERS}
     assert max(lengths.values()) <= 60
+    docs = EXAMPLES.parent / "docs"
+    told = {name: (docs / name).read_text("utf-8") for name in ("where-you-train.md", "migrate.md")}
+    assert [name for name in NEEDED if f"`{name}" not in told["where-you-train.md"]] == []
+    assert [name for name in ANSWERS if f"examples/{name}`" not in told["migrate.md"]] == []
 
 
 @pytest.mark.parametrize("name", NEEDED)

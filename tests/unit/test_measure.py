@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fxremat import measure
 from fxremat.errors import FxrematError, InvalidOptionError
-from fxremat.measure import Measurement, measure_peak, time_steps
+from fxremat.measure import Block, Measurement, measure_peak, record, time_steps
 
 
 def floats(count: int) -> Tensor:
@@ -179,6 +183,74 @@ def test_a_measurement_is_frozen() -> None:
         Measurement(1, 1, 0.0).peak_bytes = 2  # type: ignore[misc]
 
 
+def test_a_recording_has_the_steps_blocks_alone() -> None:
+    """From the event that gave one to the last before its free; the free of an older block is no event."""
+    older = [floats(1000)]
+
+    def step() -> Tensor:
+        first = floats(100)
+        older.clear()
+        second = floats(50)
+        del first
+        return second
+
+    recording = record(step, device="cpu")
+    blocks = [(block.bytes, block.first, block.last) for block in recording.blocks]
+    assert blocks == [(400, 0, 1), (200, 1, 2)] and recording.events == 3
+    assert recording.held_bytes == (400, 600, 200)
+    assert (recording.peak_bytes, recording.end_bytes) == (600, 200)
+
+
+def test_a_recording_of_nothing() -> None:
+    """No block, no event, no bytes."""
+    recording = record(lambda: None, device="cpu")
+    assert (recording.blocks, recording.events, recording.peak_bytes, recording.end_bytes) == ((), 0, 0, 0)
+
+
+def test_a_recorded_peak_is_the_measured_one() -> None:
+    """Of a training step; a block tells which operators asked for it, innermost first."""
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def step() -> None:
+        weight.grad = None
+        (torch.ones(2, 4) @ weight).exp().sum().backward()
+
+    step()
+    recording, measurement = record(step, device="cpu"), measure_peak(step, device="cpu")
+    assert (recording.peak_bytes, recording.end_bytes) == (measurement.peak_bytes, measurement.end_bytes)
+    stacks = [[name for name, _ in block.stack] for block in recording.blocks]
+    assert ["aten::exp"] in stacks
+    assert any(stack[:1] == ["aten::mm"] and "MmBackward0" in stack for stack in stacks)
+
+
+def test_cudas_history_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks end where their free is completed; what is not of blocks is no event."""
+    frame = {"name": "forward", "filename": "net.py", "line": 7}
+    events = [
+        {"action": "free_completed", "addr": 9, "size": 5},
+        {"action": "segment_alloc", "addr": 0, "size": 512},
+        {"action": "alloc", "addr": 8, "size": 3, "frames": [frame]},
+        {"action": "free_requested", "addr": 8, "size": 3},
+        {"action": "alloc", "addr": 9, "size": 4},
+        {"action": "free_completed", "addr": 8, "size": 3},
+        {"action": "snapshot", "addr": 0, "size": 0},
+    ]
+
+    @contextlib.contextmanager
+    def history(_: torch.device) -> Iterator[list[dict[str, Any]]]:
+        yield events
+
+    monkeypatch.setattr(measure.profilers, "cuda_history", history)
+    monkeypatch.setattr(measure.profilers, "keeps_cuda_history", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    recording = record(lambda: None, device="cuda")
+    assert recording.blocks == (Block(3, 0, 1, (("forward", "net.py:7"),)), Block(4, 1, 2, ()))
+    assert recording.held_bytes == (3, 7, 4)
+    monkeypatch.setattr(measure.profilers, "keeps_cuda_history", lambda: True)
+    with pytest.raises(FxrematError, match="history"):
+        record(lambda: None, device="cuda")
+
+
 def test_steps_are_timed_in_turn() -> None:
     """A B A B: neighbours in time are the ones that are compared."""
     calls: list[str] = []
@@ -207,6 +279,20 @@ def test_cuda_bytes_are_those_asked_for() -> None:
 
     measurement = measure_peak(step, device="cuda")
     assert (measurement.peak_bytes, measurement.end_bytes) == (6000, 2000)
+
+
+@pytest.mark.gpu
+def test_cuda_records_what_it_measures() -> None:
+    """The same peak, the line that asked, and no history that goes on."""
+
+    def step() -> Tensor:
+        scratch = torch.empty(1000, device="cuda")
+        return scratch.exp()
+
+    recording, measurement = record(step, device="cuda"), measure_peak(step, device="cuda")
+    assert (recording.peak_bytes, recording.end_bytes) == (measurement.peak_bytes, measurement.end_bytes)
+    assert recording.blocks[0].stack[0][0] == "step"
+    assert not measure.profilers.keeps_cuda_history()
 
 
 @pytest.mark.gpu

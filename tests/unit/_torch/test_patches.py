@@ -7,9 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
+import torch
+from torch import fx
 from torch._inductor.graph import GraphLowering
+from torch.fx.proxy import TracerBase
 
-from fxremat._torch.patches import reading_code
+from fxremat._torch.patches import reading_code, seeing_nodes
 
 
 def generate(text: str) -> None:
@@ -32,6 +35,25 @@ def test_code_is_read_inside_and_not_outside() -> None:
     generate("d")
     assert (outer, inner) == (["a", "c"], ["b"])
     assert GraphLowering.save_output_code is before
+
+
+def test_nodes_are_seen_inside_and_not_outside() -> None:
+    """Of whatever tracer, by the innermost; what was there before is there again."""
+    outer: list[str] = []
+    inner: list[str] = []
+    before = TracerBase.create_node
+
+    def trace() -> None:
+        fx.symbolic_trace(torch.nn.ReLU())
+
+    with pytest.raises(KeyError), seeing_nodes(lambda node: outer.append(node.op)):
+        trace()
+        with seeing_nodes(lambda node: inner.append(node.op)):
+            trace()
+        raise KeyError
+    trace()
+    assert outer == inner == ["placeholder", "call_function", "output"]
+    assert TracerBase.create_node is before
 
 
 def test_two_threads_read_their_own() -> None:

@@ -14,6 +14,7 @@ from fxremat._torch import versions
 
 # Names that the doors use and need not have: they ask for them, or work without.
 EXEMPT = (
+    "torch._C._cuda_isHistoryEnabled",  # which builds for CUDA alone have
     "torch._inductor.async_compile",  # for code that is run on fake tensors
     "torch._inductor.config._realize_opcount_threshold_default",  # where the user has set none: from 2.12 on
     "torch._inductor.config.realize_cpu_opcount_threshold",

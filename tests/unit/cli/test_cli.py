@@ -568,11 +568,14 @@ def test_pinned_rates_that_are_none_are_told(
 
 
 def test_plan_of_a_step(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A step is planned before it runs, and written as JSON."""
-    written = tmp_path / "step.json"
-    assert command.main(["plan", "--step", f"{model}:step", "--json", str(written)]) == 0
+    """A step is planned before it runs, written as JSON and drawn."""
+    written, drawn = tmp_path / "step.json", tmp_path / "step.html"
+    files = ["--json", str(written), "--html", str(drawn)]
+    assert command.main(["plan", "--step", f"{model}:step", *files]) == 0
     assert "step of 2 calls of" in capsys.readouterr().out
     (report,) = json.loads(written.read_text("utf-8"))["steps"]
+    (data,) = re.findall(r'class="data">(.*?)</script>', drawn.read_text("utf-8"))
+    assert max(json.loads(data)["live"]) == report["peak_bytes"]
     assert report["peak_bytes"] <= report["budget_bytes"] == 200_000
 
 
@@ -614,10 +617,26 @@ def test_pictures_are_written(model: str, tmp_path: Path) -> None:
     assert max(event["args"]["all"] for event in own) == peak
 
 
+def test_explain_records_a_step_for_a_snapshot(model: str, tmp_path: Path) -> None:
+    """Its last device is as high as the peak that --measure measures."""
+    path = tmp_path / "step.pickle"
+    compiled = ("--compiler", "eager", "--measure", "--snapshot", str(path))
+    fields = written(tmp_path, "explain", f"{model}:chain", *compiled)
+    traces = pickle.loads(path.read_bytes())["device_traces"]
+    assert len(traces) == 3
+    live = most = 0
+    for event in traces[-1]:
+        live += {"alloc": event["size"], "free_completed": -event["size"]}.get(event["action"], 0)
+        most = max(most, live)
+    assert most == fields["measured_peak_bytes"]["fxremat"] > 0
+
+
 @pytest.mark.parametrize("option", ["--html", "--snapshot", "--trace"])
 def test_pictures_are_of_graphs(model: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A step has none, and a file that can't be written is told before anything is planned."""
-    assert run("plan", "--step", "nowhere.py:step", option, "file") == 2
-    assert f"{option[2:]!r}: a picture is of a graph" in capsys.readouterr().err
+    """Of a step there is but a page, and a file that can't be written is told before anything is planned."""
+    if option != "--html":
+        assert run("plan", "--step", "nowhere.py:step", option, "file") == 2
+        assert f"{option[2:]!r}: it is of a graph" in capsys.readouterr().err
+    assert run("plan", "--step", "nowhere.py:step", option, "no/such/folder/file") == 2
     assert run("plan", f"{model}:chain", option, "no/such/folder/file") == 2
     assert "can't be written" in capsys.readouterr().err

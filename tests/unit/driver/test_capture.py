@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import fxremat
 from fxremat.errors import CaptureError, GraphError, InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import Phase
+from fxremat.graph.places import Origin
 from fxremat.paper.networks import LSTM, LSTMSizes
 from fxremat.predict.models import profile
 
@@ -42,6 +45,54 @@ def test_a_model_that_returns_its_loss_needs_none() -> None:
     graph = fxremat.capture(module, *inputs)
     assert len(graph.forward_outputs) == 1
     assert graph.name == "Scored"
+
+
+class Block(nn.Module):
+    """A block of a network, with modules of torch in it, and functions on lines of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norms = nn.ModuleList([nn.LayerNorm(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A residual."""
+        scaled = self.norms[0](x)
+        return x + torch.tanh(self.linear(scaled)).square()
+
+
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_nodes_know_their_places(compiler: str) -> None:
+    """Module and source line of each, forward and backward, are those that Dynamo tells when compiling."""
+
+    def loss(x: Tensor) -> Tensor:
+        return x.mean()
+
+    model, inputs = nn.Sequential(Block(), Block()), torch.randn(4, 8)
+    graph = fxremat.capture(model, inputs, loss=loss, compiler=compiler)
+    torch.compiler.reset()
+    options = {"compiler": compiler, "scope": "graph"}
+    compiled = torch.compile(
+        lambda self: loss(self(inputs)), backend="fxremat", options=options, fullgraph=True
+    )
+    compiled(model).backward()
+    traced = [step.origin for step in fxremat.reports()[-1].baseline_timeline.steps]
+
+    def places(origins: Iterable[Origin]) -> set[tuple[str, str, str]]:
+        found = {(each.operator, each.module, each.source) for each in origins}
+        return {each for each in found if each[:2] != ("aten.add.Tensor", "")}  # sums of gradients
+
+    captured = places(graph.origins[graph.num_inputs :])
+    assert captured == places(traced)
+    modules = {module for _, module, _ in captured}
+    assert modules >= {"0", "0.linear", "0.norms.0", "1", "1.linear", "1.norms.0"}
+    assert len({source for _, _, source in captured if Path(__file__).name in source}) > 2
+
+
+def test_a_node_has_no_place_in_the_callers_program() -> None:
+    """A model that is torch's own has modules, and no lines: the line that captures it made nothing."""
+    graph = fxremat.capture(nn.Sequential(nn.Linear(4, 2)), torch.randn(3, 4), loss=torch.sum)
+    assert (graph.module_path("addmm"), graph.source("addmm")) == ("0", "")
 
 
 def test_several_outputs_have_a_tangent_each() -> None:

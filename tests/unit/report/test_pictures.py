@@ -18,7 +18,7 @@ from graphs import chain, graphs_and_schedules, networks, problem, random_schedu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Network, traced
-from torch import nn
+from torch import Tensor, nn
 from torch.cuda import _memory_viz
 
 import fxremat
@@ -28,6 +28,7 @@ from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.places import Origin
 from fxremat.graph.schedule import Schedule
+from fxremat.measure import record
 from fxremat.memory.timeline import Timeline
 from fxremat.predict.models import profile
 from fxremat.predict.problem import Problem
@@ -143,6 +144,36 @@ def test_torch_reads_a_snapshot(tmp_path: Path) -> None:
     assert categories == {"unknown", "saved", "forward", "recomputed", "output", "backward", "gradient"}
 
 
+def test_a_recording_stands_beside_the_prediction(tmp_path: Path) -> None:
+    """The last device replays to the measured peak, the others to the predicted; torch reads them."""
+    torch.compiler.reset()
+    layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(16, 1), nn.Flatten(0))
+    compiled = torch.compile(model, backend="fxremat", options={"compiler": "eager", "budget": "min"})
+    inputs = torch.randn(64, 16)
+
+    def step() -> None:
+        model.zero_grad()
+        compiled(inputs).backward(torch.ones(64))
+
+    for _ in range(2):
+        step()
+    model.zero_grad()
+    recording = record(step, device="cpu")
+    report = fxremat.reports()[-1]
+    report.save_snapshot(tmp_path / "step.pickle", measured=recording)
+    found = pickle.loads((tmp_path / "step.pickle").read_bytes())
+    peaks = [report.timeline.peak_bytes, report.baseline_timeline.peak_bytes, recording.peak_bytes]
+    assert [replayed(found, device) for device in range(3)] == peaks
+    assert recording.peak_bytes == pytest.approx(report.peak_bytes, rel=0.05)
+    assert recording.peak_bytes < peaks[1]
+    assert {event["category"] for event in found["device_traces"][2]} == {"unknown", "measured"}
+    named = {"filename": "none", "line": 0, "name": "CompiledFunctionBackward"}
+    assert any(named in event["frames"] for event in found["device_traces"][2])
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "snapshot.pickle" in plot(found)
+
+
 def test_frames_are_the_users_lines() -> None:
     """File, line, operator, node and module; a node without a line has none."""
     timeline = drawn().timeline
@@ -249,11 +280,11 @@ def test_a_page_says_what_the_report_says(tmp_path: Path) -> None:
 def test_budget_and_code_are_lines() -> None:
     """Where they are known; the picture is high enough for both."""
     report = replace(drawn(), budget_bytes=2**22, lowered_peak_bytes=2**23)
-    lines = [each for tag, each in Reading(page([report])).tags if each.get("class") in ("budget", "lowered")]
+    lines = [each for tag, each in Reading(page([report])).tags if each.get("class") in ("budget", "dots")]
     heights = [float(each["y1"] or "nan") for each in lines]
     assert heights[0] > heights[1] > 16
     found = Reading(page([replace(report, budget_bytes=None, lowered_peak_bytes=None)]))
-    assert not {"budget", "lowered"} & {each.get("class") for _, each in found.tags}
+    assert not {"budget", "dots"} & {each.get("class") for _, each in found.tags}
 
 
 def test_a_page_needs_nothing_else() -> None:
@@ -290,6 +321,44 @@ def test_a_large_graph_has_its_peak_in_the_picture() -> None:
 def test_several_graphs_are_one_page() -> None:
     """Each has its section."""
     assert len(Reading(page([drawn(), drawn()])).data) == 2
+
+
+class Block(nn.Module):
+    """A block of a network; its output is what the next one begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The residual of a layer between two cheap functions."""
+        return x + torch.tanh(self.linear(torch.tanh(x)))
+
+
+def test_a_step_is_one_page(tmp_path: Path) -> None:
+    """The step comes first, with its peaks and its calls, which link to the graphs' timelines."""
+    torch.compiler.reset()
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    for block in model:
+        block.compile(backend="fxremat", options={"compiler": "eager", "budget": "min"})
+    for _ in range(3):
+        model(torch.randn(256, 64, requires_grad=True)).square().mean().backward()
+    step = fxremat.steps()[-1]
+    step.save_html(tmp_path / "step.html")
+    found = Reading((tmp_path / "step.html").read_text("utf-8"))
+    plans = {call.place: call.report for call in step.calls}
+    assert None not in plans.values()
+    peaks = [step.peak_bytes, *(report.timeline.peak_bytes for report in plans.values() if report)]
+    assert [max(data["live"]) for data in found.data] == peaks
+    sections = [f"#{each['id']}" for tag, each in found.tags if tag == "section"]
+    links = [each["href"] for tag, each in found.tags if tag == "a"]
+    assert len(links) == len(step.calls) == 4
+    assert set(links) == set(sections[1:])
+    without = max(moment.peak_bytes for moment in step.baseline_timeline)
+    assert without == step.baseline_peak_bytes > step.peak_bytes
+    assert [each.get("class") for _, each in found.tags].count("baseline") == len(sections)
+    assert found.data[0]["live"] == [moment.peak_bytes for moment in step.timeline]
+    assert "report" not in json.loads(step.to_json())["calls"][0]
 
 
 def test_a_graph_of_nothing_has_pictures() -> None:

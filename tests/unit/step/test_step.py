@@ -64,6 +64,9 @@ class Made:
     cautious_plan = DROPS
     baseline = KEEPS
 
+    def report_of(self, plan: Candidate) -> None:
+        """Nothing is compiled."""
+
     def policy_of(self, plan: Candidate) -> str:
         """What compiled a plan."""
         return "made up"
