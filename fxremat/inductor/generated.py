@@ -192,11 +192,15 @@ class _Run:
             self._work([name])
 
     def _return(self, values: Iterable[ast.expr]) -> None:
-        """Inputs that are saved in another layout are saved as copies."""
+        """What is saved in another layout than it was made in is a copy: of an input, or of another output."""
         storages, sizes = dict(self.given.storages), dict(self.given.storage_bytes)
+        first: dict[int, Sequence[int]] = {}  # for each storage, the pieces of the output that shows it first
         for node, value in zip(self.code.outputs, values, strict=False):
             pieces = self.pieces.get(_aliased(value) or "", ())
-            if isinstance(node, fx.Node) and node.op == "placeholder" and pieces:
+            if not isinstance(node, fx.Node) or not pieces:
+                continue
+            known = [first.setdefault(storage, pieces) for storage in storages.get(node.name, ())]
+            if node.op == "placeholder" or any(each != pieces for each in known):
                 storages[node.name] = tuple(pieces)
                 sizes.update((piece, self.bytes[piece]) for piece in pieces)
         self.given = replace(self.given, storages=storages, storage_bytes=sizes)

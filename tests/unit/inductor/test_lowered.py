@@ -162,6 +162,25 @@ b = empty_strided_cpu((4,), (1,), torch.float32)"""
     assert peak_of(held, lowered.given) == 20
 
 
+def test_outputs_that_are_saved_as_copies_are_held_by_the_backward() -> None:
+    """A view whose layout the value's buffer has not is a buffer of its own, and so is one of the caller's."""
+    graph = fx.Graph()
+    mine, saved, viewed = (graph.call_function(print, name=name) for name in ("o", "v", "w"))
+    given = Handed({"o": (1,), "v": (1,), "w": (1,)}, {1: 0}, 16, {})
+    body = """a = empty_strided_cpu((4,), (1,), torch.float32)
+b = empty_strided_cpu((4,), (1,), torch.float32)
+return (a, reinterpret_tensor(a, (4,), (1,), 0), b)"""
+    forward = replace(code(body, {"a": 16, "b": 16}), outputs=[mine, saved, viewed])
+    lowered = read(forward, given)
+    assert lowered is not None and lowered.peak_bytes == 32
+    backward = """v, w = args
+c = empty_strided_cpu((1,), (1,), torch.float32)
+del w
+d = empty_strided_cpu((4,), (1,), torch.float32)"""
+    held = code(backward, {"c": 4, "d": 16}, is_backward=True)
+    assert peak_of(held, lowered.given) == 16 + 4 + 16
+
+
 def test_code_in_partitions_is_not_read() -> None:
     """It is split for CUDA graphs; a peak of one part would say nothing."""
     whole = code("a = empty_strided_cpu((4,), (1,), torch.float32)", {"a": 16})
