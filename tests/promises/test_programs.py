@@ -209,6 +209,21 @@ def test_an_input_with_a_gradient_may_be_written_to() -> None:
     assert len(assert_trains_alike(program(body), [square()], planner=everything(1))) == 2
 
 
+def test_an_input_that_is_only_written_to_has_no_gradient() -> None:
+    """A write under ``no_grad`` to a value that autograd knows: where nothing else reads it, None is its gradient."""
+
+    def body(p: Program, x: Tensor) -> Any:
+        with torch.no_grad():
+            x.add_(1)
+        return (p.weight @ p.weight).tanh().exp()
+
+    leaf = square(requires_grad=True)
+    written = leaf * 1
+    compiled(program(body), budget="min")(written).sum().backward()
+    assert leaf.grad is None
+    torch.testing.assert_close(written, leaf + 1, rtol=0, atol=0)
+
+
 def test_one_tensor_given_twice_is_two_inputs() -> None:
     """Aliased inputs have a graph of their own."""
     x = square()
