@@ -210,7 +210,7 @@ def test_an_input_with_a_gradient_may_be_written_to() -> None:
 
 
 def test_an_input_that_is_only_written_to_has_no_gradient() -> None:
-    """A write under ``no_grad`` to a value that autograd knows: where nothing else reads it, None is its gradient."""
+    """A write under ``no_grad`` to a value that autograd knows: nothing else reads it, so it has none."""
 
     def body(p: Program, x: Tensor) -> Any:
         with torch.no_grad():

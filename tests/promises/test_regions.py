@@ -92,7 +92,7 @@ def test_regions_reach_the_compiled_graph(budget: float | str | None) -> None:
 
 @pytest.mark.parametrize("planner", ["auto", "drop_cheap", "min_cut"])
 def test_values_without_a_number_may_be_ordered(planner: str) -> None:
-    """A normalisation by running statistics has empty results beside its own: they cost no bytes, nor a plan."""
+    """A normalisation by running statistics has empty results beside its own, which cost no bytes."""
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(4).eval()
 
