@@ -1,8 +1,8 @@
 """What drawn programs are made of: inputs, layers, and templates of statements, by group.
 
-A template has *places*: ``{f}`` and ``{f2}`` are two values of the kind ``"f"`` (``KINDS``), ``{s}`` is one of
-the shape of the first place's value, and ``{n}`` a number. ``=`` stands for the names of the results, ``=2`` for
-two of them. A group is drawn first, by its weight, then one of it.
+A template has *places*: ``{f}`` and ``{f2}`` are two values of the kind ``"f"`` (``KINDS``), ``{s}`` is one
+of the shape of the first place's value, and ``{n}`` a number. ``=`` stands for the names of the results,
+``=2`` for two of them. A group is drawn first, by its weight, then one of it.
 """
 
 from __future__ import annotations
