@@ -1,19 +1,22 @@
-"""Every operator by itself: no step takes more than its predicted peak, and no plan changes a gradient.
+"""Every operator by itself: no step takes more than its predicted peak, and no plan changes a bit.
+
+Held against eager are the results, gradients and buffers of two steps under each plan; where eager and
+PyTorch's own backend ``"aot_eager"`` round in two ways, one of both.
 
 Python numbers that become tensors while an operator runs are left out: ``NUMBER_BYTES`` a node at most.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES, LAYOUTS, family
 from operators import (
-    Case,
     Constant,
     Outcome,
     Step,
@@ -34,7 +37,7 @@ NEEDED = "torch's database of operators needs expecttest"
 PARTS = 16  # of the database, one test each
 SAMPLES = 3
 
-# OpInfos that make no step, and why. Steps that Dynamo cannot trace as one graph are left out as they come.
+# OpInfos that make no step, and why.
 EXCLUDED = {
     "allclose": "it returns a Python number",
     "broadcast_shapes": "it returns sizes",
@@ -42,6 +45,26 @@ EXCLUDED = {
     "item": "it returns a Python number",
     "sparse_mm_reduce": "it takes sparse operands",
     "sparse_sampled_addmm": "it takes sparse operands",
+}
+
+# Operators of which PyTorch's own "aot_eager" refuses a step, and why. Others that it refuses are a failure.
+REFUSED = {
+    "_native_batch_norm_legit": "a sample without running statistics is none that the operator takes",
+    "linalg_lstsq": "the size of its residuals depends on numbers",
+    "masked_select": "a constant step reads the first number, which there may be none of",
+}
+
+# Operators whose results are whatever was there: their bits are not compared.
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+
+# Operators whose results have a size that is not known when a plan is made: their peaks are not compared.
+UNSIZED = {
+    "argwhere": "one row for each number that is not zero",
+    "combinations": "it selects by a mask",
+    "masked_select": "one number for each true one in a mask",
+    "nonzero": "one row for each number that is not zero",
+    "unique": "one number for each different one",
+    "unique_consecutive": "one number for each different one",
 }
 
 # What is quick and differs most, for every run of the tests.
@@ -71,10 +94,11 @@ FEW = (
 )
 
 
-# How each kind of step is compiled.
+# How each kind of step is compiled. What is outside of the graph is the loss's tangent alone.
+LEAST, HALF = ({"budget": budget, "scope": "graph"} for budget in ("min", 0.5))
 PLANS: dict[type[Step], tuple[dict[str, Any], ...]] = {
-    Trained: ({"planner": "keep_all", "inplace": False}, {"budget": "min"}, {"budget": 0.5}),
-    Constant: ({"budget": "min"},),
+    Trained: ({"planner": "keep_all", "inplace": False}, LEAST, HALF),
+    Constant: (LEAST,),
 }
 
 
@@ -93,14 +117,23 @@ def complaints(step: Step) -> list[str]:
     except Exception:  # PyTorch's, or ours
         _raise_if_refused(step)
         raise
-    wrong = [f"{step}, {options}: {each}" for options, found in outcomes for each in _excess(step, found)]
-    for expected in (uncompiled, without_fxremat):  # which rounds otherwise than eager does at times
-        reference = expected(step.fresh())
-        differing = [options for options, found in outcomes if not have_same_bits(found, reference)]
-        if not differing:
-            break
-    wrong += [f"{step}, {options}: results, gradients or buffers are not PyTorch's" for options in differing]
+    wrong = []
+    if step.case.operator not in UNSIZED:
+        wrong = [f"{step}, {options}: {each}" for options, found in outcomes for each in _excess(step, found)]
+    if step.case.operator not in UNDEFINED:
+        differing = _differing(step, outcomes)
+        wrong += [f"{step}, {each}: results, gradients or buffers are not PyTorch's" for each in differing]
     return wrong + [f"    {each}" for each in surprises(step)] if wrong else []
+
+
+def _differing(step: Step, outcomes: Sequence[tuple[dict[str, Any], Outcome]]) -> list[dict[str, Any]]:
+    """The plans that leave other bits behind than eager and "aot_eager" do, which differ at times."""
+    differing = outcomes
+    for reference in (uncompiled, without_fxremat):
+        if differing:
+            expected = reference(step.fresh())
+            differing = [each for each in differing if not have_same_bits(each[1], expected)]
+    return [options for options, _ in differing]
 
 
 def _outcome(step: Step, options: dict[str, Any]) -> Outcome:
@@ -129,14 +162,11 @@ def _excess(step: Step, found: Outcome) -> Iterator[str]:
         warnings.warn(loose, stacklevel=2)
 
 
-def _all_complaints(case: Case) -> list[str]:
-    return [each for step in steps(case) for each in complaints(step)]
-
-
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_families(name: str) -> None:
-    """One of each kind: predicted peaks are kept, and gradients are those without recomputation."""
-    assert _all_complaints(family(name)) == []
+    """One of each kind: predicted peaks are kept, and what is trained is eager's."""
+    trained, _ = steps(family(name))
+    assert complaints(trained) == []
 
 
 @pytest.mark.slow
@@ -144,7 +174,7 @@ def test_a_few_families(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str, layout: str) -> None:
     """The same for every family, however its operands lie in memory."""
-    assert _all_complaints(family(name, layout)) == []
+    assert [each for step in steps(family(name, layout)) for each in complaints(step)] == []
 
 
 @pytest.mark.slow
@@ -161,8 +191,9 @@ def test_the_database(part: int, dtype: torch.dtype) -> None:
 
 
 def _complaints_of(op: Any, dtype: torch.dtype) -> Iterator[str]:
-    for case in cases(op, dtype, SAMPLES):
+    for step in itertools.chain.from_iterable(map(steps, cases(op, dtype, SAMPLES))):
         try:
-            yield from complaints(case)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            warnings.warn(f"{case.name} is no step: {str(error).splitlines()[0]}", stacklevel=2)
+            yield from complaints(step)
+        except Refused as refusal:
+            if op.formatted_name not in REFUSED:
+                yield f"{step}: PyTorch refuses it: {refusal}"

@@ -53,7 +53,7 @@ class Program:
         inputs: An expression for each input; it may read the list ``given`` of those before it.
         statements: What the program does; a statement may have two lines.
         second: Where its second part begins, which is compiled apart; all statements if there is none.
-        returned: The names that it returns.
+        returned: What it returns: names, or names that are detached behind a ``loss``.
     """
 
     inputs: tuple[str, ...]
@@ -67,7 +67,7 @@ class Program:
     @property
     def has_loss(self) -> bool:
         """Whether the first output is a loss, and no other has a gradient."""
-        return bool(self.returned) and all(each.endswith(".detach()") for each in self.returned[1:])
+        return self.returned[:1] == ("loss",)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -126,13 +126,13 @@ def _made_by(statements: Sequence[str]) -> list[str]:
 def _made(statement: str) -> list[str]:
     """The names that a statement gives to values."""
     line = statement.splitlines()[-1]
-    target = re.match(r"\s*(v\d+(?:, v\d+)*)(?:, \*_)? = ", line)
+    target = re.match(r"\s*(loss|v\d+(?:, v\d+)*)(?:, \*_)? = ", line)
     return target.group(1).split(", ") if target else []
 
 
 def _names(text: str) -> list[str]:
     """The values that a text speaks of."""
-    return re.findall(r"\b[vx]\d+\b", text)
+    return re.findall(r"\b(?:loss|[vx]\d+)\b", text)
 
 
 @functools.lru_cache(maxsize=64)
@@ -288,9 +288,8 @@ class Drawing:
             each for each in dict.fromkeys(returned) if getattr(self.known.get(each), "requires_grad", True)
         ]
         squares = [f"({each}.abs() * 0.7).float().square().sum()" for each in learned]
-        loss = f"v{len(self.values)}"
-        self.statements.append(f"{loss} = {' + '.join(squares)}")
-        return [loss, *(f"{each}.detach()" for each in returned)]
+        self.statements.append(f"loss = {' + '.join(squares)}")
+        return ["loss", *(f"{each}.detach()" for each in returned)]
 
 
 def _is_write(statement: str) -> bool:

@@ -74,6 +74,11 @@ class Case:
         return [each for each in made if isinstance(each, Tensor)]
 
     @property
+    def operator(self) -> str:
+        """The OpInfo's name."""
+        return self.name.partition(" ")[0]
+
+    @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The operands that may need a gradient."""
         return tuple(filter(needs_gradient, self.leaves))
