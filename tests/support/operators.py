@@ -39,9 +39,12 @@ NUMBER_BYTES = 16  # the largest Python number, which ATen makes a tensor of whi
 
 # Operators whose samples stay as small as they are, and why.
 SMALL = {
+    "pca_lowrank": "the gradient of its decomposition takes the square of its rows",
+    "svd_lowrank": "the gradient of its decomposition takes the square of its rows",
     "tensor_split": "each index is one more result, and many results are a large graph",
     "unbind": "each row is one more result",
     "unbind_copy": "each row is one more result",
+    "unsafe_split": "each part is one more result",
 }
 
 # What an operator raises that is not made for operands of other sizes.

@@ -74,7 +74,8 @@ KINDS: dict[str, Callable[[Tensor], bool]] = {
     "m": lambda x: (
         x.is_floating_point() and x.dim() == 2 and x.shape[1] == WIDTH and x.dtype == torch.float32
     ),
-    "g": lambda x: x.dtype == torch.float32 and x.dim() == 4 and x.shape[1:] == (3, 4, 4),
+    "k": lambda x: KINDS["m"](x) and len(x) > 0,  # a batch normalisation of no rows ends the process
+    "g": lambda x: x.dtype == torch.float32 and x.dim() == 4 and x.shape[1:] == (3, 4, 4) and len(x) > 0,
     "i": lambda x: x.dtype == torch.int64,
     "b": lambda x: x.dtype == torch.bool,
     "c": lambda x: x.is_complex(),
@@ -175,8 +176,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "=2 torch.aminmax({f})",
         "=2 torch.frexp({f})",
         "=3 torch.native_layer_norm({m}, (6,), self.norm.weight, self.bias, 1e-5)",
-        "=3 torch.native_batch_norm({m}, self.bias, None, self.state, self.state.exp(), False, 0.1, 1e-5)",
-        "=3 torch.native_batch_norm({m}, self.bias, self.state, None, None, True, 0.1, 1e-5)",
+        "=3 torch.native_batch_norm({k}, self.bias, None, self.state, self.state.exp(), False, 0.1, 1e-5)",
+        "=3 torch.native_batch_norm({k}, self.bias, self.state, None, None, True, 0.1, 1e-5)",
         "=2 F.max_pool2d({g}, 2, return_indices=True)",
         "=2 torch.meshgrid({f}[0].flatten()[:3], {f2}[0].flatten()[:3], indexing='ij')",
         "=2 F.multi_head_attention_forward({m}, {m}, {m}, 6, 2, torch.cat([self.weight] * 3), None, None, "
@@ -204,8 +205,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "= self.tied({m})",
         "= self.frozen({m})",
         "= self.norm({f})",
-        "= self.batch_norm({m})",
-        "= self.frozen_norm({m})",
+        "= self.batch_norm({k})",
+        "= self.frozen_norm({k})",
         "= self.block({m})",
         "= checkpoint(self.block, {m})",
         "= {m} @ self.weight",
@@ -221,7 +222,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "= F.group_norm({g}, 3)",
         "= F.rms_norm({f}, (6,))",
         "= F.instance_norm({g})",
-        "= F.batch_norm({m}, None, None, training=True)",
+        "= F.batch_norm({k}, None, None, training=True)",
         "= self.embedding({i} % 5)",
         "= F.scaled_dot_product_attention({m}[None], {m2}[None], {m2}[None])",
         "= F.cross_entropy({m}, {i} % 6)",
