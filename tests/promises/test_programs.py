@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from training import (
     Program,
     assert_same_outcome,
@@ -91,6 +92,13 @@ def picked_rows(p: Program, x: Tensor) -> Any:
     return scattered.sin(), y.index_put((rows,), y[:3] * 2, accumulate=True).exp()
 
 
+def bags_of_weighted_rows(p: Program, x: Tensor) -> Any:
+    """An operator whose results are empty for its gradient, which trusts that they are."""
+    weights = (p.weight * 2).flatten()[:6]
+    rows, bags = torch.tensor([3, 1, 0, 2, 2, 3]), torch.tensor([0, 2, 5])
+    return functional.embedding_bag(rows, x @ p.weight, bags, mode="sum", per_sample_weights=weights).exp()
+
+
 OTHER_ORDER = (views_of_inputs, views_of_values)  # AOTAutograd adds up their gradients in another order
 PURE = (
     views_of_inputs,
@@ -104,6 +112,7 @@ PURE = (
     constants,
     without_rows,
     picked_rows,
+    bags_of_weighted_rows,
 )
 
 

@@ -39,6 +39,7 @@ NUMBER_BYTES = 16  # the largest Python number, which ATen makes a tensor of whi
 
 # Operators whose samples stay as small as they are, and why.
 SMALL = {
+    "nn_functional_embedding_bag": "its bags are not in order when they are repeated, and it does not look",
     "pca_lowrank": "the gradient of its decomposition takes the square of its rows",
     "svd_lowrank": "the gradient of its decomposition takes the square of its rows",
     "tensor_split": "each index is one more result, and many results are a large graph",
