@@ -13,7 +13,7 @@ from drawn import Program, draw_program
 from graphs import few
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from trials import WAYS, left_behind, tried
+from trials import CHEAP, WAYS, left_behind, tried
 
 import fxremat
 
@@ -30,7 +30,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 @few(6)
-@given(programs(), st.sampled_from(list(WAYS)))
+@given(programs(), st.sampled_from(CHEAP))
 def test_drawn_programs_train_alike(program: Program, way: str) -> None:
     """Outputs, gradients, buffers, inputs and random numbers are eager's; the peak is as predicted."""
     trial = tried(program, way)
@@ -48,7 +48,7 @@ def schedules(program: Program) -> list[tuple[str, ...]]:
     """The schedules of a program's graphs."""
     torch._dynamo.reset()
     count = len(fxremat.reports())
-    left_behind(program, backend="fxremat", options={"compiler": "eager", "budget": "min"})
+    left_behind(program, backend="fxremat", options={"compiler": "eager", **WAYS["each graph, min"]})
     return [tuple(each.solution.schedule) for each in fxremat.reports()[count:]]
 
 

@@ -46,8 +46,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "everything again": {"planner": everything(1)},
     "everything again and again": {"planner": everything(2)},
 }
+# Those that take a second at most, and those that settle steps.
 CHEAP = ["no budget", "each graph, min", "everything again", "everything again and again"]
-DEAR = [each for each in WAYS if each not in CHEAP]  # whose steps are settled
+DEAR = [each for each in WAYS if each not in CHEAP]
 
 
 @dataclass(frozen=True, slots=True)
