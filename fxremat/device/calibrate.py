@@ -266,7 +266,7 @@ def _example(value: Any, channels_last: bool, definite: bool) -> Any:
         return _channels_last(shape, stride, value).fill_(0.5)
     count = ops.extent(shape, stride) if all(shape) else 0
     found = _numbers(count, value.dtype, value.device).as_strided(shape, stride)
-    if definite and len(shape) > 1:
+    if definite and len(shape) > 1 and (found.is_floating_point() or found.is_complex()):
         found.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
     elif definite:
         found.fill_(1)
