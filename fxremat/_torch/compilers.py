@@ -61,7 +61,12 @@ def compile_without_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], partitioner: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Run both graphs as they are, boxed, so that a value is freed after its last use."""
-    compiler = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner)
+    compiler = aot_autograd(
+        fw_compiler=boxed_nop,
+        bw_compiler=boxed_nop,
+        partition_fn=partitioner,
+        keep_inference_input_mutations=True,  # as Inductor and "aot_eager" have them, inside of the graph
+    )
     return compiler(module, inputs)
 
 

@@ -260,16 +260,23 @@ def _example(value: Any, channels_last: bool, definite: bool) -> Any:
         return graphs.hint(value)
     if not isinstance(value, torch.Tensor):
         return value
-    shape = [graphs.hint(size) or 1 for size in value.shape]
+    shape = list(map(_size, value.shape))
     stride = [graphs.hint(step) or 0 for step in value.stride()]
     if channels_last and loops.is_channels_first(value):
         return _channels_last(shape, stride, value).fill_(0.5)
-    found = _numbers(ops.extent(shape, stride), value.dtype, value.device).as_strided(shape, stride)
-    if definite and len(shape) > 1:
+    count = ops.extent(shape, stride) if all(shape) else 0
+    found = _numbers(count, value.dtype, value.device).as_strided(shape, stride)
+    if definite and len(shape) > 1 and (found.is_floating_point() or found.is_complex()):
         found.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
     elif definite:
         found.fill_(1)
     return found.conj() if value.is_conj() else found
+
+
+def _size(size: int | torch.SymInt) -> int:
+    """What a size stands for, 0 as well, since operators trust that sizes fit; 1 where it is not known."""
+    hint = graphs.hint(size)
+    return 1 if hint is None else hint
 
 
 def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -106,7 +106,7 @@ class _Simulation:
         self.live += self.tangent_bytes
         for buffer, maker in enumerate(self.maker):
             is_held = self.resident[buffer] and not self.pinned[buffer]
-            if self.operators[maker].must_repeat and is_held and self._price(buffer) is not None:
+            if self.operators[maker].must_repeat and is_held and self._seconds_again(buffer) is not None:
                 self._evict(buffer)
 
     # -- running
@@ -264,7 +264,15 @@ class _Simulation:
             heapq.heappush(self.queue, (price, buffer))
 
     def _price(self, buffer: int) -> float | None:
-        """What evicting a buffer costs per byte; None if it could not be had again."""
+        """What evicting a buffer that has a size costs per byte; None if it could not be had again."""
+        seconds = self._seconds_again(buffer)
+        if seconds is None:
+            return None
+        distance = max(1, self._next_use(buffer) - self.place)
+        return float(seconds / (self.size[buffer] * distance**self.power))
+
+    def _seconds_again(self, buffer: int) -> float | None:
+        """What it takes to have a buffer once more when it is evicted; None if it could not be had."""
         maker, evicted = self.maker[buffer], self.evicted
         if self.runs[maker] >= self.runs_at_most[maker]:
             return None
@@ -283,8 +291,7 @@ class _Simulation:
                 around[self.around.find(made)] = None
         if around:
             seconds += sum(map(self.around.seconds.__getitem__, around))
-        distance = max(1, self._next_use(buffer) - self.place)
-        return float(seconds / (self.size[buffer] * distance**self.power))
+        return seconds
 
     def _seconds(self, buffer: int) -> float:
         return self.prices[self.maker[buffer]]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from training import (
     Program,
     assert_same_outcome,
@@ -91,6 +92,13 @@ def picked_rows(p: Program, x: Tensor) -> Any:
     return scattered.sin(), y.index_put((rows,), y[:3] * 2, accumulate=True).exp()
 
 
+def bags_of_weighted_rows(p: Program, x: Tensor) -> Any:
+    """An operator whose results are empty for its gradient, which trusts that they are."""
+    weights = (p.weight * 2).flatten()[:6]
+    rows, bags = torch.tensor([3, 1, 0, 2, 2, 3]), torch.tensor([0, 2, 5])
+    return functional.embedding_bag(rows, x @ p.weight, bags, mode="sum", per_sample_weights=weights).exp()
+
+
 OTHER_ORDER = (views_of_inputs, views_of_values)  # AOTAutograd adds up their gradients in another order
 PURE = (
     views_of_inputs,
@@ -104,6 +112,7 @@ PURE = (
     constants,
     without_rows,
     picked_rows,
+    bags_of_weighted_rows,
 )
 
 
@@ -207,6 +216,21 @@ def test_an_input_with_a_gradient_may_be_written_to() -> None:
         return y.exp() * inner.sin(), inner
 
     assert len(assert_trains_alike(program(body), [square()], planner=everything(1))) == 2
+
+
+def test_an_input_that_is_only_written_to_has_no_gradient() -> None:
+    """A write under ``no_grad`` to a value that autograd knows: nothing else reads it, so it has none."""
+
+    def body(p: Program, x: Tensor) -> Any:
+        with torch.no_grad():
+            x.add_(1)
+        return (p.weight @ p.weight).tanh().exp()
+
+    leaf = square(requires_grad=True)
+    written = leaf * 1
+    compiled(program(body), budget="min")(written).sum().backward()
+    assert leaf.grad is None
+    torch.testing.assert_close(written, leaf + 1, rtol=0, atol=0)
 
 
 def test_one_tensor_given_twice_is_two_inputs() -> None:

@@ -90,6 +90,30 @@ def test_regions_reach_the_compiled_graph(budget: float | str | None) -> None:
     assert "sigmoid" not in counts and counts["tanh"] >= 1 and counts["sin"] == 1
 
 
+@pytest.mark.parametrize("planner", ["auto", "drop_cheap", "min_cut"])
+def test_values_without_a_number_may_be_ordered(planner: str) -> None:
+    """A normalisation by running statistics has empty results beside its own, which cost no bytes."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4).eval()
+
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with fxremat.region(mirror=2):
+                x = self.norm(x)
+            return x.exp().sum()
+
+    model = Normalised()
+    x = torch.randn(3, 4)
+    expected = step(model, model, x)
+    options = {"compiler": "eager", "budget": "min", "planner": planner}
+    found = step(model, torch.compile(model, backend="fxremat", options=options), x)
+    assert_same_outcome(found, expected)
+
+
 @pytest.mark.inductor
 def test_regions_reach_inductor() -> None:
     """Behind its decompositions and joint passes."""

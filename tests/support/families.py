@@ -394,6 +394,11 @@ FAMILIES: dict[str, tuple[Any, ...]] = {
     "pdist": (lambda x: F.pdist(x), (256, 64)),
     "cosine_similarity": (lambda x, y: F.cosine_similarity(x, y), (256, 256), (256, 256)),
     # products and linalg
+    "lu_solve batched": (
+        lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(x), y),
+        (64, 16, 16),
+        (64, 16, 4),
+    ),
     "addmm": (lambda b, x, w: torch.addmm(b, x, w), (256,), (256, 128), (128, 256)),
     "mm transposed": (lambda x, w: x.t() @ w.t(), (128, 256), (256, 128)),
     "mm sliced": (lambda x, w: x[:, ::2] @ w[::2], (256, 256), (256, 256)),
