@@ -19,7 +19,8 @@ from torch import fx
 from fxremat._torch import compilers, fakes, partitioners
 from fxremat._torch.compilers import Origin
 from fxremat.driver import ahead, cache, device_budget, journal, verification
-from fxremat.driver.compilation import Compilation, PlanAgain
+from fxremat.driver.compilation import Compilation
+from fxremat.driver.correction import PlanAgain
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner

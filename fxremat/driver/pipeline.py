@@ -459,7 +459,8 @@ def rewritten(
 
 def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward of a rewritten graph, as its compiler takes them."""
-    forward, backward = partition(graph, inplace=options.compiler == "eager" and options.inplace)
-    if options.compiler == "inductor":
+    is_lowered = options.compiler == "inductor"
+    forward, backward = partition(graph, options.inplace and options.compiler == "eager", is_lowered)
+    if is_lowered:
         order_recomputation(backward)
     return forward, backward

@@ -7,7 +7,7 @@ symbolic sizes, opaque objects, random states) is PyTorch's own, kept by PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from torch import fx
 
@@ -20,13 +20,18 @@ from fxremat.graph.schedule import bind
 from fxremat.memory.inplace import overwrites
 
 
-def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partition(
+    graph: JointGraph, inplace: bool = False, views_again: bool = False
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward of a joint graph.
 
     Args:
         graph: A graph made from fx, rewritten or not.
         inplace: Whether results are written over operands that die, where that is safe. For graphs that
             run as they are; a compiler that takes graphs without side effects must get them without.
+        views_again: Whether the backward takes its own views of values that are saved themselves. For
+            compilers that choose layouts: where a view does not fit the layout of its value, the forward
+            would save a copy besides.
 
     Returns:
         ``(forward, backward)``: the forward takes the primals and returns its outputs and the saved
@@ -40,7 +45,7 @@ def partition(graph: JointGraph, inplace: bool = False) -> tuple[fx.GraphModule,
         raise GraphError(graph.name, "a graph made of mappings cannot be partitioned")
     if all(gradient is None for gradient in graph.backward_outputs):
         raise GraphError(graph.name, "it computes no gradient, so that it has no backward")
-    saved = [graph.fx_nodes[index] for index in saved_values(graph)]
+    saved = [graph.fx_nodes[index] for index in saved_values(graph, views_again)]
     forward, backward = partitioners.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
     names = [node.name for node in graph.nodes]
     _erase_random(forward, frozenset(names[graph.boundary :]))
@@ -80,10 +85,15 @@ def _erase_random(module: fx.GraphModule, others: frozenset[str]) -> None:
     module.recompile()
 
 
-def saved_values(graph: JointGraph) -> list[int]:
-    """Indices of what the backward needs from the forward, inputs included, in order."""
+def saved_values(graph: JointGraph, views_again: bool = False) -> list[int]:
+    """Indices of what the backward needs from the forward, inputs included, in order.
+
+    Args:
+        graph: The graph.
+        views_again: As for ``partition``.
+    """
     gradients = set(graph.backward_outputs)
-    saved = []
+    saved: dict[int, None] = {}
     for index, node in enumerate(graph.nodes[: graph.boundary]):
         is_read = any(user >= graph.boundary for user in graph.users[index]) or index in gradients
         if not is_read or graphs.is_tangent(graph.fx_nodes[index]) or graph.fx_nodes[index].op == "get_attr":
@@ -92,5 +102,16 @@ def saved_values(graph: JointGraph) -> list[int]:
             raise GraphError(
                 node.name, "the backward reads an operator's tuple of the forward", graph.source(node.name)
             )
-        saved.append(index)
-    return saved
+        if not (views_again and _is_view_of(graph, index, saved)):
+            saved[index] = None
+    return list(saved)
+
+
+def _is_view_of(graph: JointGraph, index: int, saved: Collection[int]) -> bool:
+    """Whether a value is a view of one of these, through views that need nothing else."""
+    node = graph.nodes[index]
+    while node.shares is not None and node.operands == (node.shares,) and node.leader is None:
+        if node.shares in saved:
+            return True
+        node = graph.nodes[node.shares]
+    return False

@@ -192,7 +192,7 @@ class _Run:
             self._work([name])
 
     def _return(self, values: Iterable[ast.expr]) -> None:
-        """What is saved in another layout than it was made in is a copy: of an input, or of another output."""
+        """What is saved in another layout than it was made in is a copy, of an input or another output."""
         storages, sizes = dict(self.given.storages), dict(self.given.storage_bytes)
         first: dict[int, Sequence[int]] = {}  # for each storage, the pieces of the output that shows it first
         for node, value in zip(self.code.outputs, values, strict=False):

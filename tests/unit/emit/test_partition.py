@@ -9,6 +9,7 @@ import torch
 from graphs import (
     assert_same,
     chain,
+    compiled_graphs,
     example_inputs,
     few,
     networks,
@@ -70,6 +71,24 @@ def test_what_the_backward_reads_is_saved() -> None:
     assert output_names(forward) == ["sum_1", "primals_2", "primals_3", "tanh"]
     assert placeholders(backward) == ["primals_2", "primals_3", "tanh", "tangents_1"]
     assert len(output_names(backward)) == len(graph.backward_outputs)
+
+
+def test_a_view_of_what_is_saved_is_taken_again() -> None:
+    """Both tanh and a view of it are read: where views are taken again, tanh alone is handed over."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = (x @ w).tanh()
+        return (y.view(2, 6).exp() * y.view(2, 6).sin()).sum() + (y @ w).sum()
+
+    w = torch.randn(4, 4, requires_grad=True)
+    graph, *_ = compiled_graphs(program, torch.randn(3, 4), w)
+    by_itself, again = (partition(graph, views_again=views_again) for views_again in (False, True))
+    views = {node.name for node in graph.nodes if node.shares is not None}
+    assert views & set(output_names(by_itself[0]))
+    assert "tanh" in output_names(again[0])
+    assert not views & set(output_names(again[0]))
+    assert set(output_names(again[0])) < set(output_names(by_itself[0]))
+    assert views & set(operators(again[1]))
 
 
 def test_what_is_mirrored_is_not_saved() -> None:
@@ -166,13 +185,13 @@ def test_random_operators_run_once(seed: int | None) -> None:
 
 
 @few(15)
-@given(networks(), st.integers(0, 9))
-def test_the_parts_compute_what_the_joint_graph_computes(network: Network, seed: int) -> None:
+@given(networks(), st.integers(0, 9), st.booleans())
+def test_the_parts_compute_what_the_joint_graph_computes(network: Network, seed: int, again: bool) -> None:
     """The forward and then the backward give the outputs and gradients of the joint graph, in every bit."""
     graph = traced(network)
     new = rewrite(graph, random_schedule(graph, seed))
     inputs = example_inputs(graph)
-    assert_same(run_parts(partition(new), new, inputs), run(graph.module, inputs))
+    assert_same(run_parts(partition(new, views_again=again), new, inputs), run(graph.module, inputs))
 
 
 @few(10)

@@ -15,7 +15,7 @@ from torch._inductor.async_compile import AsyncCompile
 import fxremat
 from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver import compilation
-from fxremat.driver.compilation import Compilation
+from fxremat.driver.correction import Correction
 from fxremat.driver.pipeline import Choice
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, bind
@@ -144,14 +144,14 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plans: list[tuple[Choice, list[tuple[GeneratedCode, CodeMemory]]]] = []
-        usual = Compilation._compare
+        usual = Correction._compare
 
-        def compare(this: Compilation, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
+        def compare(this: Correction, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
             if is_whole:
                 self.plans.append((choice, list(this._codes)))
             usual(this, choice, peak_bytes, is_whole)
 
-        monkeypatch.setattr(Compilation, "_compare", compare)
+        monkeypatch.setattr(Correction, "_compare", compare)
 
 
 def error(graph: JointGraph, schedule: Schedule, code: CodeMemory) -> float:

@@ -163,7 +163,7 @@ b = empty_strided_cpu((4,), (1,), torch.float32)"""
 
 
 def test_outputs_that_are_saved_as_copies_are_held_by_the_backward() -> None:
-    """A view whose layout the value's buffer has not is a buffer of its own, and so is one of the caller's."""
+    """A view whose layout the value's buffer has not is a buffer of its own, as is one of the caller's."""
     graph = fx.Graph()
     mine, saved, viewed = (graph.call_function(print, name=name) for name in ("o", "v", "w"))
     given = Handed({"o": (1,), "v": (1,), "w": (1,)}, {1: 0}, 16, {})
