@@ -41,7 +41,14 @@ def export_joint(
     table = select_decomp_table() if decompose else None
     with contextlib.ExitStack() as stack:
         with _is_compiling(), _placing(named, sys._getframe()):
-            joint = aot_export_joint_with_descriptors(stack, model, args, kwargs, decompositions=table)
+            joint = aot_export_joint_with_descriptors(
+                stack,
+                model,
+                args,
+                kwargs,
+                decompositions=table,
+                keep_inference_input_mutations=True,  # as in a compiled graph
+            )
         _place_backward(joint.graph_module.graph)
         metadata = joint._aot_state.fw_metadata
         yield joint.graph_module, metadata.num_forward

@@ -187,8 +187,10 @@ def _plan_of(report: object) -> GraphPlan:
     if given is not None:
         raise InvalidOptionError("reports", f"the plan of {report.graph_name} is one of {given}: copy that.")
     solution = report.solution
+    names = {row.name for row in report.made.signature.nodes}  # what writes back to inputs is not among them
     plan = replace(
         solution,
+        schedule=Schedule(name for name in solution.schedule if name in names),
         seconds=_rounded(solution.seconds),
         lower_bound_seconds=_rounded(solution.lower_bound_seconds),
         planner=_plain(solution.planner),
