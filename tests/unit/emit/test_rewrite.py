@@ -165,7 +165,8 @@ def test_as_many_operators_run_as_the_schedule_says(network: Network, seed: int)
     with CountOperators() as counted:
         run(new.module, inputs)
     targets = [graph.fx_nodes[graph.index[name]].target for name in schedule]
-    expected = Counter(str(target.overloadpacket) for target in targets if hasattr(target, "overloadpacket"))
+    packets = [str(target.overloadpacket) for target in targets if hasattr(target, "overloadpacket")]
+    expected = Counter(packet.removesuffix("_") for packet in packets)  # what is written back, too
     for view in ("aten.detach", "aten.lift_fresh"):  # of a generator's state, where numbers are drawn again
         counted.counts.pop(view, None)
     assert _merge_batch_norms(counted.counts) == _merge_batch_norms(expected)

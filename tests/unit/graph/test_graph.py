@@ -425,7 +425,7 @@ def test_readers_of_an_input_that_is_written_to_run_once() -> None:
     """Run again they would read the new value; what reads their results may run again."""
     graph = fxremat.capture(Counting(), leaf(2, 2))
     problem = "it reads an input that the program writes to"
-    assert reasons(graph) == dict.fromkeys(("view", "exp", "sin", "add_2"), problem)
+    assert reasons(graph) == dict.fromkeys(("view", "exp", "sin", "add_2", "copy_"), problem)
 
 
 def test_readers_of_an_input_that_is_copied_to_run_once() -> None:
