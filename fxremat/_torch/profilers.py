@@ -29,6 +29,7 @@ __all__ = [
     "allocator_changes",
     "cuda_history",
     "is_profiling",
+    "keeps_cuda_history",
     "make_way",
     "quiet_session",
     "session_elsewhere",

@@ -108,9 +108,10 @@ def saved_values(graph: JointGraph, views_again: bool = False) -> list[int]:
 
 
 def _is_view_of(graph: JointGraph, index: int, saved: Collection[int]) -> bool:
-    """Whether a value is a view of one of these, through views that need nothing else."""
+    """Whether a value is a view of one of these, through views that may run again and need nothing else."""
     node = graph.nodes[index]
-    while node.shares is not None and node.operands == (node.shares,) and node.leader is None:
+    while node.keep is None and node.leader is None and node.operands == (node.shares,):
+        assert node.shares is not None
         if node.shares in saved:
             return True
         node = graph.nodes[node.shares]

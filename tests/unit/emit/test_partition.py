@@ -91,6 +91,20 @@ def test_a_view_of_what_is_saved_is_taken_again() -> None:
     assert views & set(operators(again[1]))
 
 
+def test_a_view_that_may_not_run_again_is_saved() -> None:
+    """Such as one of an input that the program writes to: taken again it would show the new value."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = (x @ w).tanh()
+        return (y.view(2, 6).exp() * y.view(2, 6).sin()).sum() + (y @ w).sum()
+
+    graph, *_ = compiled_graphs(program, torch.randn(3, 4), torch.randn(4, 4, requires_grad=True))
+    nodes = [replace(node, keep="a test") if node.shares is not None else node for node in graph.nodes]
+    kept = replace(graph, nodes=tuple(nodes))
+    assert saved_values(graph, views_again=True) != saved_values(graph)
+    assert saved_values(kept, views_again=True) == saved_values(kept)
+
+
 def test_what_is_mirrored_is_not_saved() -> None:
     """tanh is computed again from mm, which takes its place among the saved values, or from the inputs."""
     graph = fxremat.capture(TwoLayers(), torch.randn(3, 4))
