@@ -31,7 +31,7 @@ from fxremat.graph import loops, ops
 from fxremat.graph.joint import JointGraph
 from fxremat.measure import held_bytes
 
-# For this process, by signature; scratch bytes of convolutions laid out as traced, and channels last.
+# For this process, by signature; scratch bytes of convolutions laid out as traced, and as Inductor does it.
 _scratch_bytes: dict[bool, dict[str, int]] = {}
 
 # Operators that could not be timed in this process; another may have the memory for them.
@@ -52,18 +52,18 @@ _Figure = TypeVar("_Figure", int, "float | None")
 
 
 def scratch_bytes(
-    graph: JointGraph, *, in_registers: Collection[loops.Kind] = (), channels_last: bool = False
+    graph: JointGraph, *, in_registers: Collection[loops.Kind] = (), arranged: bool = False
 ) -> tuple[int, ...]:
     """Scratch bytes of each node of a graph.
 
     Args:
         graph: The graph.
         in_registers: What runs in registers, and has none unless it draws random numbers.
-        channels_last: Whether convolutions work channels last, whatever was traced.
+        arranged: Whether convolutions read what Inductor arranges for them, whatever was traced.
     """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
-    table = _scratch_bytes.setdefault(channels_last, {})
-    measure = _scratch_channels_last if channels_last else _scratch
+    table = _scratch_bytes.setdefault(arranged, {})
+    measure = _scratch_arranged if arranged else _scratch
     _fill(table, nodes, measure, "measuring scratch memory")
     known = {node.name: table[signature(node)] for node in nodes}
     return tuple(known.get(node.name, 0) for node in graph.nodes)
@@ -206,11 +206,11 @@ def _fill(
             table[key] = run(functools.partial(measure, node))
 
 
-def _scratch(node: fx.Node, channels_last: bool = False) -> int:
+def _scratch(node: fx.Node, arranged: bool = False) -> int:
     device = _device(node)
     for definite in (False, True):
         with contextlib.suppress(*REFUSALS):
-            call = _call(node, channels_last, definite)
+            call = _call(node, arranged, definite)
             if device.type == "cuda":
                 call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
             peak_bytes, end_bytes = held_bytes(call, device)
@@ -218,11 +218,12 @@ def _scratch(node: fx.Node, channels_last: bool = False) -> int:
     return 0
 
 
-def _scratch_channels_last(node: fx.Node) -> int:
-    """As ``_scratch``, with what convolutions read laid out channels last, as Inductor does it.
+def _scratch_arranged(node: fx.Node) -> int:
+    """As ``_scratch``, with what convolutions read laid out as Inductor does it.
 
-    An image of one channel is laid out so in any case, and may have the strides of either order: torch's own
-    convolution then takes it for channels first, and copies the others.
+    Images lie channels last, sequences in the order of their sizes, as the results of their convolutions do.
+    An image of one channel has the strides of either order in any case: torch's own convolution then takes it
+    for channels first, and copies the others.
     """
     return _scratch(node, ops.is_convolution(node) or ops.is_convolution_gradient(node))
 
@@ -235,24 +236,24 @@ def _measure_seconds(node: fx.Node) -> float | None:
     return float(f"{seconds:.{SECONDS_DIGITS}g}")
 
 
-def _call(node: fx.Node, channels_last: bool = False, definite: bool = False) -> Callable[[], object]:
+def _call(node: fx.Node, arranged: bool = False, definite: bool = False) -> Callable[[], object]:
     """The node on example operands, as a callable."""
 
     def example(argument: Any) -> Any:
         value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
-        return _example(value, channels_last, definite)
+        return _example(value, arranged, definite)
 
     args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), example)
     target: Any = node.target
     return lambda: target(*args, **kwargs)
 
 
-def _example(value: Any, channels_last: bool, definite: bool) -> Any:
+def _example(value: Any, arranged: bool, definite: bool) -> Any:
     """A real value for a traced one: a filled tensor in place of a fake one, sizes by their hints.
 
     Args:
         value: The traced one.
-        channels_last: Whether images are laid out so.
+        arranged: Whether images are laid out channels last, and sequences in the order of their sizes.
         definite: Whether matrices are to be the identity, and indices to count from 1, as factorisations and
             what reads them want it.
     """
@@ -262,8 +263,10 @@ def _example(value: Any, channels_last: bool, definite: bool) -> Any:
         return value
     shape = list(map(_size, value.shape))
     stride = [graphs.hint(step) or 0 for step in value.stride()]
-    if channels_last and loops.is_channels_first(value):
+    if arranged and loops.is_channels_first(value):
         return _channels_last(shape, stride, value).fill_(0.5)
+    if arranged and len(shape) == 3:
+        stride = list(torch.empty(shape, device="meta").stride())
     count = ops.extent(shape, stride) if all(shape) else 0
     found = _numbers(count, value.dtype, value.device).as_strided(shape, stride)
     if definite and len(shape) > 1 and (found.is_floating_point() or found.is_complex()):

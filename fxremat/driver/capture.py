@@ -16,6 +16,7 @@ from torch import nn
 from fxremat import given
 from fxremat._torch import compilers, exports, partitioners
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError, shown, told
+from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph
 from fxremat.options.options import COMPILERS
 
@@ -90,6 +91,8 @@ def capture(
             ) from error
         if is_bare:
             module = partitioners.without_checkpoints(module)
+        if decompose:
+            forget_contents(module)
         partitioners.cse(module)
         partitioners.force_saves(module)
         graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not decompose)

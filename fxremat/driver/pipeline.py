@@ -24,6 +24,7 @@ from fxremat.emit.rewrite import rewrite
 from fxremat.emit.writes import read_again
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
+from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.signature import device_title, signature
 from fxremat.inductor.order import order_recomputation
@@ -443,14 +444,16 @@ def rewritten(
         choose_plan: As for ``planned``.
 
     Raises:
-        FxrematError: One of the family; the module has at most been cleaned of duplicates then.
+        FxrematError: One of the family; the module has at most been cleaned of what is not read then.
     """
     if options.ignore_checkpoints:
         module = partitioners.without_checkpoints(module)
+    is_lowered = options.compiler == "inductor"
+    if is_lowered:
+        forget_contents(module)
     partitioners.cse(module)
     partitioners.force_saves(module)
-    redraws = options.compiler == "eager"
-    graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=redraws)
+    graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not is_lowered)
     graph = with_scratch_bytes(graph, model(options.fusion))
     report = planned(graph, options, static_inputs, choose_plan)
     planned_graph = rewrite(graph, report.solution.schedule)

@@ -137,8 +137,8 @@ class Inductor(MemoryModel):
         return INDUCTOR_MARGIN
 
     def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
-        """Loops have none, for they run in registers, and convolutions work channels last."""
-        return calibrate.scratch_bytes(graph, in_registers=LOOPS, channels_last=True)
+        """Loops have none, for they run in registers, and what convolutions read is arranged for them."""
+        return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True)
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""
