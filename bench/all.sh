@@ -31,7 +31,7 @@ make ablation-inplace python bench/ablation.py --drawn 0 --chains --fusion inpla
     --models gated_mlp tanh_mlp resnet transformer unet --parts 'in place' --json $results/ablation-inplace.json
 make budgets-eager python bench/budgets.py --compiler eager --scale full --json $results/budgets-eager.json
 make budgets-inductor python bench/budgets.py --compiler inductor --json $results/budgets-inductor.json
-make unseen-cpu python bench/unseen.py --json $results/unseen-cpu.json
+make unseen-cpu python bench/unseen.py --no-loops --json $results/unseen-cpu.json
 make unseen-h100 python bench/unseen.py --device h100 --json $results/unseen-h100.json
 make steps-eager python bench/steps.py --compiler eager --json $results/steps-eager.json
 make steps-inductor python bench/steps.py --compiler inductor --json $results/steps-inductor.json

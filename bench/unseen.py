@@ -2,6 +2,7 @@
 
     python bench/unseen.py --seeds 1 2 3 --json unseen.json
     python bench/unseen.py --seeds 1 2 3 --device h100       # Inductor's code for a card that is not there
+    python bench/unseen.py --no-loops                        # on the CPU, for the memory alone: much faster
 
 Each seed is a network: one of sequences (normalisations, attention, gates, dropout, tied projections) or one
 of images (convolutions of 1 to 64 channels, normalisations, pooling, skips that are added or concatenated),
@@ -30,12 +31,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from networks import Residual, Scored
 from provenance import provenance
 from tabulate import tabulate
 from torch import Tensor, nn
+from torch._inductor.async_compile import AsyncCompile
 from torch.nn import functional
 from tqdm import tqdm
 
@@ -269,6 +272,13 @@ def device(name: str) -> Iterator[AbsentCard | None]:
             yield card
 
 
+@contextlib.contextmanager
+def no_loops() -> Iterator[None]:
+    """Fused loops do nothing, and no C++ is compiled: buffers and external kernels are those of the code."""
+    with mock.patch.object(AsyncCompile, "cpp_pybinding", lambda *args, **kwargs: lambda *inputs: None):
+        yield
+
+
 def row(seed: int, budget: Budget, card: AbsentCard | None) -> dict[str, Any]:
     """Compile one network under one budget, run it and measure it."""
     torch._dynamo.reset()
@@ -367,6 +377,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
     parser.add_argument("--device", default="cpu", help="cpu, or a card that is not there, such as h100")
+    parser.add_argument("--no-loops", action="store_true", help="fused loops of a CPU are not compiled")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     seeds = arguments.seeds or random.sample(range(10**6), NEW_SEEDS)
@@ -374,7 +385,8 @@ def main() -> None:
     budgets = [words[each] if each in words else float(each) for each in arguments.budgets]
     header = {**provenance(__file__), "device": arguments.device, "seeds": seeds}
     rows: list[dict[str, Any]] = []
-    with device(arguments.device) as card:
+    loops = no_loops() if arguments.no_loops else contextlib.nullcontext()
+    with loops, device(arguments.device) as card:
         for seed in tqdm(seeds, disable=None):
             for budget in budgets:
                 rows.append(row(seed, budget, card))
