@@ -3,10 +3,12 @@
     python bench/unseen.py --seeds 1 2 3 --json unseen.json
     python bench/unseen.py --seeds 1 2 3 --device h100       # Inductor's code for a card that is not there
     python bench/unseen.py --no-loops                        # on the CPU, for the memory alone: much faster
+    python bench/unseen.py --architectures gpt2 whisper      # of the library transformers; all without names
 
 Each seed is a network: one of sequences (normalisations, attention, gates, dropout, tied projections) or one
 of images (convolutions of 1 to 64 channels, normalisations, pooling, skips that are added or concatenated),
 whose depth, width and parts are drawn, some of them under bfloat16. Without ``--seeds`` new ones are drawn.
+The architectures of transformers are small, with weights drawn at random (``pretrained.py``).
 
 Columns:
     budget, planned: MiB; planned is the peak that the plan was made with.
@@ -279,10 +281,21 @@ def no_loops() -> Iterator[None]:
         yield
 
 
-def row(seed: int, budget: Budget, card: AbsentCard | None) -> dict[str, Any]:
+def network(seed: int | str) -> Drawn:
+    """The network of a seed, or the architecture of a name, and a batch for it."""
+    if isinstance(seed, int):
+        return drawn(seed)
+    import pretrained  # needs transformers
+
+    torch.manual_seed(0)
+    built: Drawn = pretrained.ARCHITECTURES[seed]()
+    return built
+
+
+def row(seed: int | str, budget: Budget, card: AbsentCard | None) -> dict[str, Any]:
     """Compile one network under one budget, run it and measure it."""
     torch._dynamo.reset()
-    module, inputs = drawn(seed) if card is None else card.make(lambda: drawn(seed))
+    module, inputs = network(seed) if card is None else card.make(lambda: network(seed))
     if card is not None:
         inputs = card.hold(module, inputs)
     compiled = torch.compile(module, backend="fxremat", options={"budget": budget, "scope": "graph"})
@@ -375,12 +388,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
+    parser.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
     parser.add_argument("--device", default="cpu", help="cpu, or a card that is not there, such as h100")
     parser.add_argument("--no-loops", action="store_true", help="fused loops of a CPU are not compiled")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    seeds = arguments.seeds or random.sample(range(10**6), NEW_SEEDS)
+    seeds: list[int | str] = arguments.seeds or random.sample(range(10**6), NEW_SEEDS)
+    if arguments.architectures is not None:
+        import pretrained
+
+        seeds = arguments.architectures or list(pretrained.ARCHITECTURES)
     words: dict[str, Budget] = {"None": None, "min": "min"}
     budgets = [words[each] if each in words else float(each) for each in arguments.budgets]
     header = {**provenance(__file__), "device": arguments.device, "seeds": seeds}
