@@ -21,6 +21,7 @@ from torch import fx
 from fxremat._torch import partitioners
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
+from fxremat.emit.views import let_views_copy
 from fxremat.emit.writes import read_again
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
@@ -466,4 +467,7 @@ def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.Graph
     forward, backward = partition(graph, options.inplace and options.compiler == "eager", is_lowered)
     if is_lowered:
         order_recomputation(backward)
+    else:
+        let_views_copy(forward)
+        let_views_copy(backward)
     return forward, backward
