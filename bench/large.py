@@ -1,8 +1,8 @@
-"""Joint graphs of any size, drawn operator by operator: to trace 100,000 nodes takes minutes, to draw them seconds.
+"""Joint graphs of any size, drawn operator by operator: tracing 100,000 nodes takes minutes, this seconds.
 
-A ``Tape`` writes a network's forward as an fx graph of aten's operators on fake tensors of the CPU, and behind
-it the backward as autograd runs it: from the last operator to the first, gradients of a value added as they
-come. ``KINDS`` are the networks.
+A ``Tape`` writes a network's forward as an fx graph of aten's operators on fake tensors of the CPU. Behind it
+stands the backward as autograd runs it: from the last operator to the first, gradients of a value added as
+they come. ``KINDS`` are the networks.
 """
 
 from __future__ import annotations
@@ -179,9 +179,7 @@ class Tape:
 
         def backward(gradient: fx.Node) -> None:
             operands = (gradient, x, weight, None, *options, [True, True, False])
-            self.give(
-                (x, weight), self.pick(self.call(aten.convolution_backward.default, *operands), 0, 1)
-            )
+            self.give((x, weight), self.pick(self.call(aten.convolution_backward.default, *operands), 0, 1))
 
         return self.then(self.call(aten.convolution.default, x, weight, None, *options), backward)
 
