@@ -97,7 +97,7 @@ def test_a_drawn_graph_is_planned_and_rewritten(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", large.KINDS)
 def test_graphs_of_100_000_nodes_are_planned(kind: str) -> None:
-    """Under a budget, within 4 GiB, at Python's usual limit of recursion; then rewritten, checked and split."""
+    """Within 4 GiB, at Python's usual limit of recursion; then rewritten, checked and split."""
     graph = large.drawn(kind, 100_000)
     assert len(graph.nodes) > 90_000
     solution = fxremat.plan(graph, budget="min")
@@ -115,7 +115,7 @@ OURS = ("_torch", "driver", "emit", "episode", "step", "measure.py")  # whose wo
 
 
 class Interruption:
-    """Interrupts a thread when it comes to a place of the package's code for the k-th time; counts if to none."""
+    """Interrupts a thread when it comes to a place of our code for the k-th time; counts them if to none."""
 
     def __init__(self, site: Site | None = None, times: int = 0) -> None:
         self.site = site
@@ -158,7 +158,7 @@ def patched() -> tuple[object, ...]:
 
 
 def interrupt_at(chosen: Callable[[list[Site]], list[Site]]) -> None:
-    """Interrupt compiling and training at these of all places; each time the same process then trains right."""
+    """Interrupt training at these of all places; each time the same process then trains right."""
     x = batch()
     expected = trained(network(), x, 1)
     trained(compiled(network()), x)  # what is imported and measured once is no part of it
@@ -236,7 +236,7 @@ def test_threads_train_models_of_their_own() -> None:
 def test_training_goes_on_where_steps_cannot_be_stored(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder is full, is none, or what is stored in it can't be read: gradients and budget are the same."""
+    """The folder is full or none, or what is in it can't be read: gradients and budget are the same."""
     folder = tmp_path / "steps"
     monkeypatch.setattr(stored, "folder", lambda: folder)
     x = batch()
