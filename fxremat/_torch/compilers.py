@@ -1,5 +1,8 @@
 """The door to private torch names of compilers: AOTAutograd, Inductor, and the modes that tracing runs in.
 
+Tracing has state that all threads share, so Dynamo compiles under a lock. What is compiled without being
+called by Dynamo, such as a graph that gets another plan, waits for that lock here.
+
 See ``graphs.py`` for the other doors.
 """
 
@@ -22,6 +25,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.convert_frame import compile_lock
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -37,6 +41,7 @@ __all__ = [
     "cacheable",
     "compile_as_inductor",
     "compile_id",
+    "compile_lock",
     "compile_with_inductor",
     "compile_without_inductor",
     "fake_tensors",
@@ -67,7 +72,8 @@ def compile_without_inductor(
         partition_fn=partitioner,
         keep_inference_input_mutations=True,  # as Inductor and "aot_eager" have them, inside of the graph
     )
-    return compiler(module, inputs)
+    with compile_lock:
+        return compiler(module, inputs)
 
 
 def compile_as_inductor(
@@ -76,7 +82,8 @@ def compile_as_inductor(
     """Compile as ``torch.compile(backend="inductor")`` does."""
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(module, inputs, config_patches=dict(settings))  # type: ignore[return-value]
+    with compile_lock:
+        return compile_fx(module, inputs, config_patches=dict(settings))  # type: ignore[return-value]
 
 
 def compile_with_inductor(
@@ -128,7 +135,7 @@ def compile_with_inductor(
 
     now = {"force_non_lazy_backward_lowering": True} if backward_now else {}
     found = {**settings, **cacheable(settings, key)}
-    with torch._functorch.config.patch(now):
+    with compile_lock, torch._functorch.config.patch(now):
         return compile_fx(module, inputs, inner_compile=compile_inner, config_patches=found)  # type: ignore[return-value]
 
 

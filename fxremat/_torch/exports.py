@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 from fxremat._torch import patches
+from fxremat._torch.compilers import compile_lock
 
 __all__ = ["export_joint"]
 
@@ -39,7 +40,7 @@ def export_joint(
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table() if decompose else None
-    with contextlib.ExitStack() as stack:
+    with compile_lock, contextlib.ExitStack() as stack:
         with _is_compiling(), _placing(named, sys._getframe()):
             joint = aot_export_joint_with_descriptors(
                 stack,

@@ -45,6 +45,7 @@ __all__ = [
     "add_missing_implementation",
     "choosing_by",
     "making_way",
+    "making_way_no_more",
     "reading_code",
     "seeing_nodes",
     "taking_inductor",
@@ -67,12 +68,12 @@ class _Saver:
 
     Attributes:
         before: What it stands in the place of.
-        inside: How many are inside. None is left, and it reads nothing more, when it has gone.
+        inside: A key for each that is inside. None is left, and it reads nothing more, when it has gone.
     """
 
     def __init__(self, before: Callable[[str], None] | None) -> None:
         self.before = before
-        self.inside = 0
+        self.inside: set[object] = set()
 
     def __call__(self, text: str) -> None:
         if self.before is not None:
@@ -91,20 +92,22 @@ def reading_code(read: Callable[[str], None]) -> Iterator[None]:
     """
     from torch._inductor.graph import GraphLowering
 
-    with _lock:
-        saver = GraphLowering.save_output_code
-        if not isinstance(saver, _Saver):
-            saver = GraphLowering.save_output_code = _Saver(saver)
-        saver.inside += 1
-    token = _reader.set(read)
-    try:
+    key, saver, before = object(), None, _reader.get()
+    try:  # whatever is interrupted is taken back
+        with _lock:
+            saver = GraphLowering.save_output_code
+            if not isinstance(saver, _Saver):
+                saver = GraphLowering.save_output_code = _Saver(saver)
+            saver.inside.add(key)
+        _reader.set(read)
         yield
     finally:
-        _reader.reset(token)
+        _reader.set(before)
         with _lock:
-            saver.inside -= 1
-            if saver.inside == 0 and GraphLowering.save_output_code is saver:
-                GraphLowering.save_output_code = saver.before
+            if isinstance(saver, _Saver):
+                saver.inside.discard(key)
+                if not saver.inside and GraphLowering.save_output_code is saver:
+                    GraphLowering.save_output_code = saver.before
 
 
 # --- Control dependencies ---------------------------------------------------------------------------
@@ -165,7 +168,7 @@ def watching_passes(begins: Callable[[Sequence[Any]], None], ended: Callable[[],
 
     def end() -> None:
         with _lock:
-            _watchers.remove(watcher)
+            _watchers[:] = [each for each in _watchers if each is not watcher]
             passes = torch.autograd._engine_run_backward
             if not _watchers and isinstance(passes, _Passes):
                 torch.autograd._engine_run_backward = passes.before
@@ -191,12 +194,8 @@ class _Starter:
         return self.before(*args, **kwargs)
 
 
-def making_way(make_way: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called before a profiler of torch's starts, in the thread that starts it.
-
-    Returns:
-        What ends it; to be called once.
-    """
+def making_way(make_way: Callable[[], None]) -> None:
+    """Have a function called before a profiler of torch's starts, in the thread that starts it."""
     with _lock:
         _ways.append(make_way)
         for name in _STARTERS:
@@ -204,15 +203,15 @@ def making_way(make_way: Callable[[], None]) -> Callable[[], None]:
             if not isinstance(starter, _Starter):
                 setattr(profiler, name, _Starter(starter))
 
-    def end() -> None:
-        with _lock:
-            _ways.remove(make_way)
-            for name in _STARTERS if not _ways else ():
-                starter = getattr(profiler, name)
-                if isinstance(starter, _Starter):
-                    setattr(profiler, name, starter.before)
 
-    return end
+def making_way_no_more(make_way: Callable[[], None]) -> None:
+    """Have that function called no longer; nothing where it is not by now."""
+    with _lock:
+        _ways[:] = [each for each in _ways if each is not make_way]
+        for name in _STARTERS if not _ways else ():
+            starter = getattr(profiler, name)
+            if isinstance(starter, _Starter):
+                setattr(profiler, name, starter.before)
 
 
 # --- Nodes that are traced ----------------------------------------------------------------------------
@@ -226,12 +225,12 @@ class _Maker:
 
     Attributes:
         before: What it stands in the place of.
-        inside: How many are inside.
+        inside: A key for each that is inside.
     """
 
     def __init__(self, before: Callable[..., Any]) -> None:
         self.before = before
-        self.inside = 0
+        self.inside: set[object] = set()
 
     def __get__(self, tracer: Any, owner: type) -> Any:
         return self if tracer is None else functools.partial(self, tracer)
@@ -248,20 +247,22 @@ class _Maker:
 def seeing_nodes(see: See) -> Iterator[None]:
     """Have each node seen that a tracer makes in this thread, as soon as it is made."""
     base: Any = TracerBase
-    with _lock:
-        maker = base.create_node
-        if not isinstance(maker, _Maker):
-            maker = base.create_node = _Maker(maker)
-        maker.inside += 1
-    token = _see.set(see)
-    try:
+    key, maker, before = object(), None, _see.get()
+    try:  # whatever is interrupted is taken back
+        with _lock:
+            maker = base.create_node
+            if not isinstance(maker, _Maker):
+                maker = base.create_node = _Maker(maker)
+            maker.inside.add(key)
+        _see.set(see)
         yield
     finally:
-        _see.reset(token)
+        _see.set(before)
         with _lock:
-            maker.inside -= 1
-            if maker.inside == 0 and base.create_node is maker:
-                base.create_node = maker.before
+            if isinstance(maker, _Maker):
+                maker.inside.discard(key)
+                if not maker.inside and base.create_node is maker:
+                    base.create_node = maker.before
 
 
 # --- What Inductor is to compile ----------------------------------------------------------------------

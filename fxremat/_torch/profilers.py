@@ -12,6 +12,7 @@ that knows the bytes which were asked for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import threading
@@ -142,7 +143,7 @@ class AllocatorRecord:
         self.device = device
         self.parts: list[list[int]] = [[]]  # what is read by now; the last part goes on
         self.is_broken_off = False
-        self._end_way: Callable[[], None] | None = None
+        self._way = functools.partial(make_way)  # its own, though others make way alike
         self.resume()
 
     def break_off(self) -> None:
@@ -161,20 +162,28 @@ class AllocatorRecord:
         if self.is_broken_off:
             return
         make_way()
+        _thread.record = self  # from here on ``pause`` takes back whatever was done when it is interrupted
+        patches.making_way(self._way)
         nothing = torch._C._profiler._ExperimentalConfig()
         kind = profiler.ProfilerState.CPU
         config = profiler.ProfilerConfig(kind, False, True, False, False, False, nothing)
         torch._C._autograd._enable_profiler_legacy(config)
-        _thread.record = self
-        self._end_way = patches.making_way(make_way)
 
     def pause(self) -> None:
         """Record no more for now."""
-        if self._end_way is None:
+        if _thread.record is not self:
             return
-        self._end_way()
-        self._end_way = _thread.record = None
-        threads: Any = torch._C._autograd._disable_profiler_legacy()
+        was_broken_off, self.is_broken_off = self.is_broken_off, True  # if it is interrupted
+        threads: Any = ()
+        if torch._C._autograd._profiler_enabled():
+            threads = torch._C._autograd._disable_profiler_legacy()
+        patches.making_way_no_more(self._way)
+        _thread.record = None
+        self._read(threads)
+        self.is_broken_off = was_broken_off
+
+    def _read(self, threads: Any) -> None:
+        """Add what was recorded to the parts."""
         events = [event for events in threads for event in events]
         events.sort(key=lambda event: event.start_us())
         for event in events:

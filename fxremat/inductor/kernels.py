@@ -20,6 +20,8 @@ class Kernel:
         reduction: The sizes of its reductions, which are all alike; None where it reduces nothing.
         steps: What it computes, in order.
         producers: The kernels that compute what it reads, each time that one of its steps reads of it.
+        consumers: The kernels whose producer it is.
+        newest: The latest step of all that must have run when it has: its own, its producers' and so on.
         is_loop: Whether it is no external kernel.
         runs_at: The step at which it runs.
         ordinal: The number of its latest step, among those that are realized.
@@ -30,6 +32,8 @@ class Kernel:
     reduction: Reduction | None
     steps: list[int] = field(default_factory=list)
     producers: list[Kernel] = field(default_factory=list)
+    consumers: list[Kernel] = field(default_factory=list)
+    newest: int = -1
     is_loop: bool = True
     runs_at: int = 0
     ordinal: int = 0
@@ -51,8 +55,17 @@ class Kernel:
         self.reduction = self.reduction or loop.reduction
         self.elements = max(self.elements, loop.elements)
         self.steps.append(step)
-        self.producers.extend(producer for producer in producers if producer is not self)
         self.ordinal = ordinal
+        for producer in producers:
+            if producer is not self:
+                self.producers.append(producer)
+                producer.consumers.append(self)
+        waiting = [self]  # also those that have read an earlier step of it, and now have to wait for this one
+        while waiting:
+            each = waiting.pop()
+            if each.newest < step:
+                each.newest = step
+                waiting += each.consumers
 
 
 def leads_to(kernel: Kernel, producers: Sequence[Kernel]) -> bool:
@@ -63,7 +76,7 @@ def leads_to(kernel: Kernel, producers: Sequence[Kernel]) -> bool:
         producer = stack.pop()
         if producer is kernel or len(seen) > MAX_VISITED:
             return True
-        is_older = producer.steps[-1] < kernel.steps[0]
+        is_older = producer.newest < kernel.steps[0]
         if not is_older and producer not in seen:
             seen[producer] = None
             stack.extend(producer.producers)

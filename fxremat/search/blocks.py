@@ -12,7 +12,7 @@ Terms:
 
 The idea of solving each distinct block once, with several options, and of combining the blocks by a dynamic
 programme is that of Rockmate (Zhao et al., 2023). Linear in operators, but for the options, which take the
-square of a block's size.
+square of a block's size up to a bound for all blocks together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from fxremat.graph.nodes import Phase
 from fxremat.search.condensed import Condensed
-from fxremat.search.shapes import Local, Shape, analyse
+from fxremat.search.shapes import MAX_STEPS, Local, Shape, analyse
 
 WIDER = 1.5  # a cut may be so much wider than the narrowest one in its neighbourhood
 NEIGHBOURHOOD = 8  # the part of the forward that is a neighbourhood
@@ -53,7 +53,7 @@ class Division:
     @functools.cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """The shapes, analysed when they are first asked for."""
-        return tuple(map(analyse, self.locals))
+        return tuple(analyse(each, MAX_STEPS // len(self.locals)) for each in self.locals)
 
     def operators(self, block: int, local: Iterable[int]) -> list[int]:
         """The operators of a block by their local numbers: the forward's, then the backward's."""

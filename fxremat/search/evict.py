@@ -84,6 +84,7 @@ class _Simulation:
         self.made_bytes, self.remade_bytes = condensed.made_bytes
         self.live = self.place = 0
         self.call: list[int] = []  # buffers that loops of the call under way have read
+        self.in_call: set[int] = set()  # the same, each once
         self.longest = MAX_RUNS * len(order)  # what has run by now, if all that is left runs once
         self.order_run: list[int] = []
         self.seconds_left = math.inf  # for recomputations
@@ -166,7 +167,9 @@ class _Simulation:
             for buffer in operator.reads:
                 self.uses[buffer].pop()
         self.call += operator.reads
-        if not operator.is_loop:
+        if operator.is_loop:
+            self.in_call.update(operator.reads)
+        else:
             self._end_call()
         return True
 
@@ -191,6 +194,7 @@ class _Simulation:
             if not uses[buffer]:
                 self._release(buffer)
         self.call.clear()
+        self.in_call.clear()
 
     def _is_wanted(self, buffer: int) -> bool:
         return bool(self.uses[buffer] or self.waiting[buffer] or self.locks[buffer] or self.pinned[buffer])
@@ -245,7 +249,7 @@ class _Simulation:
             entry = price, buffer = heapq.heappop(self.parked_queue)
             if price not in self.parked.get(buffer, ()):
                 continue  # it was queued again since
-            if buffer in reads or buffer in self.call or self._price(buffer) is None:
+            if buffer in reads or buffer in self.in_call or self._price(buffer) is None:
                 stays.append(entry)
                 continue
             self.parked[buffer].remove(price)

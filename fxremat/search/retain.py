@@ -4,7 +4,7 @@ A plan that fits a budget has slack: between two runs of an operator the budget 
 buffers all the way. Then the second run is dropped, and so are the runs that only served it. Dearest first,
 by seconds per byte, until nothing changes. The profile of the plan (``profile.py``) says where there is room.
 
-O(runs) per recomputation tried.
+O(runs) per recomputation tried, but what is looked at and changed of them are arrays.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fxremat.search.condensed import Condensed
+from fxremat.search.flat import Integers
 from fxremat.search.profile import profile
 
 MAX_ROUNDS = 4
+PIECE = 1024  # runs whose highest bytes are known together
 
 
 def retain(condensed: Condensed, plan: Sequence[int], budget: int) -> tuple[int, ...]:
@@ -57,7 +59,7 @@ class Runs:
         self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it, in order
         self._resolve()
         found = profile(condensed, plan)
-        self.live, self.boundary, self.overwritten = found.live, found.boundary, found.overwritten
+        self.live, self.boundary, self.overwritten = Levels(found.live), found.boundary, found.overwritten
         self.first: list[int] = found.first.tolist()  # for each run, that with which its call begins
         self.last: list[int] = found.last.tolist()  # and ends
         self.returned = set(found.returned)  # runs with the buffers of theirs that last to the end
@@ -90,7 +92,7 @@ class Runs:
     @property
     def peak_bytes(self) -> int:
         """The highest live bytes."""
-        return int(self.live.max(initial=0))
+        return int(self.live.values.max(initial=0))
 
     def plan(self) -> tuple[int, ...]:
         """The runs that are left."""
@@ -142,8 +144,8 @@ class Runs:
         for buffer in needed:
             taken = self._taken_by(before, buffer)
             if taken is not None:
-                call = self.live[self.first[taken] : self.last[taken] + 1]
-                if int(call.max()) + self.condensed.size[buffer] > budget:
+                most = budget - self.condensed.size[buffer]
+                if self.live.above(self.first[taken], self.last[taken] + 1, most) is not None:
                     return False
         if len(needed) == 1:
             first, size = self.death(before, needed[0]) + 1, self.condensed.size[needed[0]]
@@ -163,13 +165,11 @@ class Runs:
 
     def _has_room(self, first: int, last: int, at_most: int) -> bool:
         """Whether so many bytes at most are live at the runs of a range, its end left out."""
-        if first <= self.obstacle < last and self.live[self.obstacle] > at_most:
+        if first <= self.obstacle < last and self.live.values[self.obstacle] > at_most:
             return False
-        highest = first + int(self.live[first:last].argmax())
-        if self.live[highest] <= at_most:
-            return True
-        self.obstacle = highest
-        return False
+        found = self.live.above(first, last, at_most)
+        self.obstacle = self.obstacle if found is None else found
+        return found is None
 
     def _before(self, run: int) -> int:
         """The run of the same operator before that is still there."""
@@ -221,4 +221,41 @@ class Runs:
 
     def _change(self, first: int, last: int, size: int) -> None:
         if last >= first:
-            self.live[first : last + 1] += size
+            self.live.change(first, last, size)
+
+
+class Levels:
+    """The live bytes at each run, which change by ranges. Of each piece it is known what they don't exceed.
+
+    Attributes:
+        values: The bytes.
+    """
+
+    def __init__(self, values: Integers) -> None:
+        self.values = values
+        self._bounds = np.array([values[at : at + PIECE].max() for at in range(0, len(values), PIECE)])
+
+    def change(self, first: int, last: int, size: int) -> None:
+        """Add bytes at the runs of a range, its last one included."""
+        self.values[first : last + 1] += size
+        if size > 0:
+            self._bounds[first // PIECE : last // PIECE + 1] += size
+
+    def above(self, first: int, end: int, at_most: int) -> int | None:
+        """A run of a range, its end left out, with more bytes than these; None if there is none."""
+        start, stop = -(-first // PIECE), end // PIECE  # the pieces that are all in it
+        if start >= stop:
+            return self._above(first, end, at_most)
+        for piece in (start + np.flatnonzero(self._bounds[start:stop] > at_most)).tolist():
+            found = self._above(piece * PIECE, (piece + 1) * PIECE, at_most)
+            if found is not None:
+                return found
+            self._bounds[piece] = self.values[piece * PIECE : (piece + 1) * PIECE].max()
+        before = self._above(first, start * PIECE, at_most)
+        return self._above(stop * PIECE, end, at_most) if before is None else before
+
+    def _above(self, first: int, end: int, at_most: int) -> int | None:
+        if first >= end:
+            return None
+        highest = first + int(self.values[first:end].argmax())
+        return highest if self.values[highest] > at_most else None

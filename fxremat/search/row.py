@@ -1,7 +1,8 @@
 """Row: plans for each of a row of budgets, on the condensed graph.
 
 The budgets lie between the least that a plan can be found for and what keeping everything takes; half of
-them in equal ratios, half where time falls the most between two. Work is bounded in tries.
+them in equal ratios, half where time falls the most between two. Work is bounded in tries; a graph so large
+that it has none gets four budgets, with one run of ``evict`` each.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fxremat.search.order import memory_order
 from fxremat.search.profile import Plan, peak_bytes
 from fxremat.search.retain import retain
 
-MAX_BUDGETS, MIN_BUDGETS = 32, 6  # for which plans are looked for
+MAX_BUDGETS, MIN_BUDGETS, LEAST_BUDGETS = 32, 6, 4  # for which plans are looked for; the last without tries
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
 BUDGETS_PER_ROOT = 1.7  # budgets for the root of the tries: with more tries there are more of both
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for plans besides those for budgets
@@ -43,9 +44,10 @@ class Row:
         self.tables = tables.solve(condensed)
         self.known = tables.spread(self.tables)
         self.known += (Plan.of(condensed, each) for each in starts)
-        self.budget_count = max(MIN_BUDGETS, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
+        fewest = MIN_BUDGETS if tries else LEAST_BUDGETS
+        self.budget_count = max(fewest, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
-        self.attempts = max(2, min(MAX_ATTEMPTS, tries // self.budget_count))
+        self.attempts = max(2 if tries else 1, min(MAX_ATTEMPTS, tries // self.budget_count))
         self.lowest: list[Plan] = []  # the plan for the least budget that ``evict`` can serve, if any
         self.best: dict[int, Plan] = {}  # of each budget, ascending
 

@@ -6,13 +6,17 @@ numbered within the block; what lives elsewhere costs nothing here. See ``blocks
 
 from __future__ import annotations
 
+import functools
 import heapq
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fxremat.predict.problem import pareto
 
 MAX_OPTIONS = 12  # of each block
+MAX_STEPS = 2_000_000  # buffers times operators of all shapes together: some 20 times as many steps are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,29 @@ class Shape:
     leaving: tuple[tuple[int, int], ...]
 
 
-def analyse(local: Local) -> Shape:
-    """The shape of a block."""
-    return _Analysis(local).shape()
+def analyse(local: Local, max_steps: int = MAX_STEPS) -> Shape:
+    """The shape of a block.
+
+    Args:
+        local: The block.
+        max_steps: Choices are made for neighbouring buffers together where a block has so many of both
+            buffers and operators that their product is larger.
+    """
+    return _Analysis(local, max_steps).shape()
+
+
+class _Part(NamedTuple):
+    """Buffers that are kept together or not at all: one, unless the block is large.
+
+    Attributes:
+        first: The first of them.
+        mask: Their set.
+        size: Their bytes.
+    """
+
+    first: int
+    mask: int
+    size: int
 
 
 class _Analysis:
@@ -114,8 +138,9 @@ class _Analysis:
     highest bit of what is needed is made last, and what a choice costs is found without searching.
     """
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: Local, max_steps: int) -> None:
         self.local = local
+        self.max_parts = max(1, max_steps // max(1, local.forward))
         self.count = len(local.reads)
         self.maker = {buffer: index for index in range(self.count) for buffer in local.makes[index]}
         self.is_forward = [
@@ -277,17 +302,22 @@ class _Analysis:
             if not self.bit[buffer] & (banned | self.left)
         ]
         free = self._mask(buffer for buffer in useful if local.sizes[buffer] == 0)
-        weighed = [buffer for buffer in useful if local.sizes[buffer]]
+        parts = self._parts([buffer for buffer in useful if local.sizes[buffer]])
         found = {free: self._recomputation(free)}
-        found |= self._grow(free, weighed)
-        found |= self._shrink(free, weighed)
-        taken = {kept: sum(local.sizes[each] for each in self._of(kept, weighed)) for kept in found}
+        found |= self._grow(free, parts)
+        found |= self._shrink(free, parts)
+        taken = {kept: sum(each.size for each in _of(kept, parts)) for kept in found}
         best = pareto(found, lambda kept: (taken[kept], found[kept]))
         return _evenly(best[::-1])
 
-    def _of(self, kept: int, weighed: Iterable[int]) -> list[int]:
-        """Those of some buffers that are kept."""
-        return [buffer for buffer in weighed if self.bit[buffer] & kept]
+    def _parts(self, buffers: Sequence[int]) -> list[_Part]:
+        """Buffers, neighbours together where they are too many to choose one by one."""
+        count = -(-len(buffers) // self.max_parts)
+        groups = (buffers[each : each + count] for each in range(0, len(buffers), max(1, count)))
+        return [
+            _Part(group[0], self._mask(group), sum(self.local.sizes[buffer] for buffer in group))
+            for group in groups
+        ]
 
     def _recomputation(self, kept: int) -> float:
         """Weighted seconds of what is computed again."""
@@ -297,57 +327,63 @@ class _Analysis:
             found = self._known[kept] = sum(map(self.weighted.__getitem__, again))
         return found
 
-    def _grow(self, free: int, weighed: Iterable[int]) -> dict[int, float]:
+    def _grow(self, free: int, parts: Sequence[_Part]) -> dict[int, float]:
         """From nothing on, keep what saves most per byte, without what saves nothing any more."""
         kept, now = free, self._recomputation(free)
         grown: list[int] = []
 
-        def worth(buffer: int) -> float:
-            return (self._recomputation(kept | self.bit[buffer]) - now) / self.local.sizes[buffer]
+        def worth(part: _Part) -> float:
+            return (self._recomputation(kept | part.mask) - now) / part.size
 
-        for buffer in _lazily(weighed, worth):
-            if worth(buffer) >= 0:
+        for part in _lazily(parts, worth):
+            if worth(part) >= 0:
                 break
-            kept |= self.bit[buffer]
+            kept |= part.mask
             now = self._recomputation(kept)
             grown.append(kept)
-        lean = [self._without_useless(each, weighed) for each in _evenly(grown)]
+        lean = [self._without_useless(each, parts) for each in _evenly(grown)]
         return {each: self._recomputation(each) for each in lean}
 
-    def _without_useless(self, kept: int, weighed: Iterable[int]) -> int:
+    def _without_useless(self, kept: int, parts: Sequence[_Part]) -> int:
         """What is kept, without what saves nothing."""
         now = self._recomputation(kept)
-        for buffer in sorted(self._of(kept, weighed)):
-            if self._recomputation(kept & ~self.bit[buffer]) <= now:
-                kept &= ~self.bit[buffer]
+        for part in sorted(_of(kept, parts)):
+            if self._recomputation(kept & ~part.mask) <= now:
+                kept &= ~part.mask
         return kept
 
-    def _shrink(self, free: int, weighed: Iterable[int]) -> dict[int, float]:
+    def _shrink(self, free: int, parts: Sequence[_Part]) -> dict[int, float]:
         """From everything that the backward reads on, drop what costs least per byte."""
-        kept = self._without_useless(free | self._mask(weighed), weighed)
+        everything = functools.reduce(operator.or_, (part.mask for part in parts), free)
+        kept = self._without_useless(everything, parts)
         now = self._recomputation(kept)
         found = {kept: now}
 
-        def loss(buffer: int) -> float:
-            return (self._recomputation(kept & ~self.bit[buffer]) - now) / self.local.sizes[buffer]
+        def loss(part: _Part) -> float:
+            return (self._recomputation(kept & ~part.mask) - now) / part.size
 
-        for buffer in _lazily(sorted(self._of(kept, weighed)), loss):
-            kept &= ~self.bit[buffer]
+        for part in _lazily(sorted(_of(kept, parts)), loss):
+            kept &= ~part.mask
             now = self._recomputation(kept)
             found[kept] = now
         return found
 
 
-def _lazily(buffers: Iterable[int], price: Callable[[int], float]) -> Iterator[int]:
-    """The buffers, the one of least price first; a price is found anew only where it may be the least."""
-    heap = [(price(buffer), buffer) for buffer in buffers]
+def _of(kept: int, parts: Iterable[_Part]) -> list[_Part]:
+    """Those of some parts that are kept."""
+    return [part for part in parts if part.mask & kept]
+
+
+def _lazily(parts: Iterable[_Part], price: Callable[[_Part], float]) -> Iterator[_Part]:
+    """The parts, the one of least price first; a price is found anew only where it may be the least."""
+    heap = [(price(part), part) for part in parts]
     heapq.heapify(heap)
     while heap:
-        _, buffer = heap[0]
-        now = (price(buffer), buffer)
+        _, part = heap[0]
+        now = (price(part), part)
         if len(heap) == 1 or now <= min(heap[1:3]):
             heapq.heappop(heap)
-            yield buffer
+            yield part
         else:
             heapq.heapreplace(heap, now)
 

@@ -115,7 +115,10 @@ class Round:
             decided = self._decided()
             if decided is None:
                 return None
-            found = self._together(settle) if decided == ON else None
+            found = None
+            if decided == ON:
+                why = "the rank that was to choose the plans of all has not told them"
+                found = self._together(settle)
         except StoreLost as error:
             why, found = f"the store of the process group can't be used: {error}", None
         if found is None:

@@ -55,7 +55,8 @@ class CpuRecording:
     def stop(self) -> list[Part]:
         """End it; the parts."""
         self.pause()
-        sums = ([0, *itertools.accumulate(changes)] for changes in self._record.parts)
+        parts = [] if self._record.is_broken_off else self._record.parts
+        sums = ([0, *itertools.accumulate(changes)] for changes in parts)
         return [Part(each[-1], max(each)) for each in sums]
 
 

@@ -244,7 +244,8 @@ class Episode:
     def learn(self) -> None:
         """End the recording, and keep what it says."""
         parts = self._end_recording()
-        if self.is_lost or not self.runs or not parts:
+        was_interrupted = len(parts) < len(self.ran) or sum(self.ran) < len(self.events)
+        if self.is_lost or was_interrupted or not self.runs or not parts:
             return
         trace, measured = self._trace(parts)
         calls = tuple(run.known for run in self.runs)
@@ -263,10 +264,10 @@ class Episode:
     def _end_recording(self) -> list[Part]:
         if self.recording is None:
             return []
-        parts, self.recording = self.recording.stop(), None
-        assert self._end_watch is not None
-        self._end_watch()
-        return parts
+        recorded, self.recording = self.recording, None
+        if self._end_watch is not None:
+            self._end_watch()
+        return recorded.stop()
 
     def _trace(self, parts: Sequence[Part]) -> tuple[Trace, int]:
         """The model of the episode, and the highest live bytes, of the parts in which it was recorded."""

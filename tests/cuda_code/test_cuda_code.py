@@ -94,7 +94,8 @@ def test_a_model_that_reads_numbers_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 def test_nothing_of_the_card_is_left() -> None:
     """Neither a device nor what stood in for it."""
+    before = torch.accelerator.current_accelerator()  # a build for CUDA names it without a card as well
     with absent(card_named("T4")):
         assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (7, 5)
     assert not torch.cuda.is_available()
-    assert torch.accelerator.current_accelerator() is None
+    assert torch.accelerator.current_accelerator() == before

@@ -293,7 +293,7 @@ pipeline.order_recomputation = count_waits
 if load:
     torch.compiler.load_cache_artifacts(pathlib.Path(load).read_bytes())
 torch.manual_seed(0)
-weights = [torch.randn(8, 8, requires_grad=True) for _ in range(4)]
+weights = [torch.randn(8, 8, requires_grad=True) for _ in range(6)]
 
 def layers(x, some):
     for weight in some:
@@ -301,9 +301,9 @@ def layers(x, some):
     return x
 
 def step(x):
-    x = layers(x, weights[:2])
+    x = layers(x, weights[:3])
     torch._dynamo.graph_break()
-    return layers(x, weights[2:]).sum()
+    return layers(x, weights[3:]).sum()
 
 compiled = torch.compile(step, backend=backend_name, options=options)
 losses = []

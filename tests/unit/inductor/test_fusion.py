@@ -22,7 +22,7 @@ import fxremat
 from fxremat._torch import compilers
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import Reduction
+from fxremat.graph.loops import Kind, Loop, Reduction
 from fxremat.graph.schedule import bind
 from fxremat.inductor.facts import facts
 from fxremat.inductor.inlining import Inlining
@@ -113,7 +113,9 @@ def test_facts_go_with_their_graph() -> None:
 
 def kernel(step: int, *producers: Kernel, is_loop: bool = True) -> Kernel:
     """A kernel of one step."""
-    return Kernel(4, None, [step], list(producers), is_loop=is_loop, runs_at=step)
+    found = Kernel(4, None, is_loop=is_loop, runs_at=step)
+    found.take(step, Loop(Kind.POINTWISE, 4), step, producers, step)
+    return found
 
 
 def test_a_kernel_waits_for_all_that_it_reads() -> None:
@@ -164,6 +166,15 @@ def test_paths_between_kernels_are_found() -> None:
     b = kernel(1, a)
     c = kernel(2, b)
     assert leads_to(a, [a, c]) and leads_to(a, [b]) and not leads_to(b, [b, a]) and not leads_to(c, [])
+
+
+def test_a_path_through_a_step_that_came_late_is_found() -> None:
+    """``b``, which is older than ``c``, has read of ``a``; then ``a`` takes a step that reads ``c``."""
+    a = kernel(0)
+    b, c = kernel(1, a), kernel(2)
+    assert not leads_to(c, [b])
+    a.take(3, Loop(Kind.POINTWISE, 4), 3, [c], 3)
+    assert leads_to(c, [b, c])
 
 
 def test_outer_reductions_run_with_their_like() -> None:

@@ -141,7 +141,7 @@ def test_loops_of_inductor_write_over_what_they_read() -> None:
         assert all(over.size[buffer] == over.size[each.makes[0]] for buffer in each.overwrites)
         is_loop = graph.loops[each.members[0]].kind in (Kind.POINTWISE, Kind.REDUCTION)
         assert is_loop or not each.overwrites
-    saved = Runs(apart, own(apart)).live - Runs(over, own(over)).live
+    saved = Runs(apart, own(apart)).live.values - Runs(over, own(over)).live.values
     assert (saved >= 0).all() and saved.max() == 64 * 8 * 4
 
 
@@ -264,7 +264,7 @@ def test_the_profile_follows_dropped_runs(graph: JointGraph, part: float, data: 
         while again := [run for run in runs.by_worth() if runs.fits_without(run, 1 << 60)]:
             runs.drop(data.draw(st.sampled_from(again)))
             left = np.array(runs.is_there)
-            assert runs.live[left].tolist() == Runs(condensed, runs.plan()).live.tolist()
+            assert runs.live.values[left].tolist() == Runs(condensed, runs.plan()).live.values.tolist()
         assert all(count == 1 for count in map(runs.plan().count, runs.plan())) or runs.by_worth()
 
 
