@@ -27,6 +27,7 @@ BUDGETS_PER_ROOT = 1.7  # budgets for the root of the tries: with more tries the
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for plans besides those for budgets
 DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
 PLAIN = 2  # attempts without noise
+NOISY = 2  # draws of noise for the least budget
 NOISE = 0.3  # standard deviation of the logarithm of the other prices
 PROMISING = 1.1  # how much slower than the best an attempt may be that is still worth improving
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
@@ -48,13 +49,13 @@ class Row:
         self.budget_count = max(fewest, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
         self.attempts = max(2 if tries else 1, min(MAX_ATTEMPTS, tries // self.budget_count))
-        self.lowest: list[Plan] = []  # the plan for the least budget that ``evict`` can serve, if any
+        self.lowest: dict[bool, Plan] = {}  # the plans for the least budgets of ``evict``, by ``is_noisy``
         self.best: dict[int, Plan] = {}  # of each budget, ascending
 
     def plans(self) -> Iterable[tuple[int, ...]]:
         """The best plan at hand for each budget that one fits, and what else no other plan beats."""
         first, *rest = self._budgets()
-        lowest = self._solve(first, self.lowest)
+        lowest = self._solve(first, self.lowest.values())
         for budget in progress(rest, "planning for budgets"):
             self._solve(budget, list(self.best.values())[-1:])
         for _ in progress(range(self.budget_count - len(self.best)), "planning between budgets"):
@@ -64,7 +65,7 @@ class Row:
             below, middle = gap
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
-        found = [*self.lowest, *lowest, *self.best.values()]
+        found = [*self.lowest.values(), *lowest, *self.best.values()]
         if self.has_time:
             found += (Plan.of(self.condensed, each.operators) for each in self.known)
         return dict.fromkeys(each.operators for each in pareto(found))
@@ -81,7 +82,7 @@ class Row:
         """The least budget that ``evict`` can serve, or one that a plan is known for.
 
         Runs that fail are the longest, and seldom is ``evict`` content with less than what is known. With
-        little time it is therefore asked for a bit less first.
+        little time it is therefore asked for a bit less first, and with noise not at all.
         """
         low, high = min(map(self._least_need, self.orders)), self.everything
         if not self.has_time:
@@ -90,21 +91,34 @@ class Row:
             if not self._serves(less):
                 return high
             high = less
+        high = self._least_served(low, high, is_noisy=False)
+        return self._least_served(low, high, is_noisy=True) if self.has_time else high
+
+    def _least_served(self, low: int, high: int, is_noisy: bool) -> int:
+        """The least budget between two that ``evict`` can serve; the higher one if it serves none below."""
         while low + 1 < high and low * PRECISION < high:
             middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1)
-            if self._serves(middle):
+            if self._serves(middle, is_noisy):
                 high = middle
             else:
                 low = middle
         return high
 
-    def _serves(self, budget: int) -> bool:
-        """Whether ``evict`` has a plan for a budget, which is the lowest by now."""
-        plans = (evict(self.condensed, order, budget, 1.0) for order in self.orders)
-        lowest = next((each for each in plans if each is not None), None)
-        if lowest is not None:
-            self.lowest = [Plan.of(self.condensed, lowest)]
-        return lowest is not None
+    def _serves(self, budget: int, is_noisy: bool = False) -> bool:
+        """Whether ``evict`` has a plan for a budget, which is the lowest of its kind by now."""
+        noise = random.Random(budget)
+        weights = [self._noise(noise) for _ in range(NOISY)] if is_noisy else [None]
+        powers = DISTANCE_POWERS if is_noisy else (1.0,)
+        for some, power, order in itertools.product(weights, powers, self.orders):
+            plan = evict(self.condensed, order, budget, power, some)
+            if plan is not None:
+                self.lowest[is_noisy] = Plan.of(self.condensed, plan)
+                return True
+        return False
+
+    def _noise(self, noise: random.Random) -> list[float]:
+        """Factors of the prices of all operators."""
+        return [noise.lognormvariate(0, NOISE) for _ in self.condensed.operators]
 
     def _least_need(self, order: Sequence[int]) -> int:
         """What no plan in an order goes below: an operator's own buffers, and what is returned by then."""
@@ -151,7 +165,7 @@ class Row:
             order = self.orders[attempt % len(self.orders)]
             weights = None
             if attempt >= PLAIN:
-                weights = [noise.lognormvariate(0, NOISE) for _ in self.condensed.operators]
+                weights = self._noise(noise)
                 if attempt % 2 and found:
                     for operator, runs in Counter(_fastest(found).operators).items():
                         weights[operator] /= LEAD if runs > 1 else 1
