@@ -43,7 +43,15 @@ def _images(model: nn.Module) -> Built:
 def gpt2() -> Built:
     """A decoder with learnt places, GELU and dropout."""
     config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, use_cache=False
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        bos_token_id=1,
+        eos_token_id=2,
+        loss_type="ForCausalLM",  # else there is a warning in the forward, which breaks the graph
+        use_cache=False,
     )
     return _text(transformers.GPT2LMHeadModel(config))
 
