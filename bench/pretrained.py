@@ -50,10 +50,11 @@ def gpt2() -> Built:
         n_head=HEADS,
         bos_token_id=1,
         eos_token_id=2,
-        loss_type="ForCausalLM",  # else there is a warning in the forward, which breaks the graph
         use_cache=False,
     )
-    return _text(transformers.GPT2LMHeadModel(config))
+    model = transformers.GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # else there is a warning in the forward, which breaks the graph
+    return _text(model)
 
 
 def llama() -> Built:
