@@ -161,10 +161,6 @@ def watching_passes(begins: Callable[[Sequence[Any]], None], ended: Callable[[],
         What ends it; to be called once.
     """
     watcher = (begins, ended)
-    with _lock:
-        _watchers.append(watcher)
-        if not isinstance(torch.autograd._engine_run_backward, _Passes):
-            torch.autograd._engine_run_backward = _Passes(torch.autograd._engine_run_backward)
 
     def end() -> None:
         with _lock:
@@ -173,6 +169,14 @@ def watching_passes(begins: Callable[[Sequence[Any]], None], ended: Callable[[],
             if not _watchers and isinstance(passes, _Passes):
                 torch.autograd._engine_run_backward = passes.before
 
+    try:
+        with _lock:
+            _watchers.append(watcher)
+            if not isinstance(torch.autograd._engine_run_backward, _Passes):
+                torch.autograd._engine_run_backward = _Passes(torch.autograd._engine_run_backward)
+    except BaseException:  # whatever is interrupted is taken back
+        end()
+        raise
     return end
 
 
