@@ -54,6 +54,7 @@ class Buffers:
             *((first and at[first], at[last], size) for first, last, size in copied),
             *copies,
             *self._copies_shown(),
+            *self._sequences(),
             *self._parts(),
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
         ]
@@ -171,6 +172,18 @@ class Buffers:
             before = bisect_left(kernels, runs_at[reader], key=_place) - 1
             place = kernels[before].runs_at if kernels[before].is_loop else runs_at[reader]
             yield max(runs_at[step], place), runs_at[reader], size
+
+    def _sequences(self) -> Iterable[tuple[int, int, int]]:
+        """The copies that convolutions over sequences get, but for those of which it was shown."""
+        known = facts(self.graph)
+        if not known.sequence_bytes:
+            return
+        copies = known.shown.copies_of(self.binding, self.inlining.readers)
+        shown = {reader for _, reader, _ in copies}
+        for step, node in enumerate(self.binding.nodes):
+            if node in known.sequence_bytes and step not in shown:
+                place = self.timing.runs_at[step]
+                yield place, place, known.sequence_bytes[node]
 
     def _parts(self) -> Iterable[tuple[int, int, int]]:
         """The copies of parts of inlined values that convolutions read."""

@@ -26,6 +26,8 @@ class Facts:
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input that a convolution reads, bytes of the copy that lies channels last; 0
             where the input lies so itself.
+        sequence_bytes: For each convolution over sequences, and its gradient, bytes of what it reads and does
+            not lie in the order of its sizes, if there are any.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
             they are and by the number of its steps (``layout.py``).
         shown: What plans that were lowered have shown.
@@ -36,6 +38,7 @@ class Facts:
     convolutions: frozenset[int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
+    sequence_bytes: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
     shown: Shown = NOTHING
 
@@ -77,6 +80,17 @@ def _facts(graph: JointGraph) -> Facts:
         convolutions,
         frozenset(index for index, node in each if picks_offsets(node)),
         {operand: _copied_bytes(graph, operand) for operand in read if operand < graph.num_inputs},
+        {index: size for index in convolutions if (size := _sequence_bytes(graph, index))},
+    )
+
+
+def _sequence_bytes(graph: JointGraph, index: int) -> int:
+    """Bytes of the sequences that a convolution reads and that do not lie in the order of their sizes."""
+    values = {node: node.meta.get("val") for node in graph.fx_nodes[index].all_input_nodes}
+    return sum(
+        ops.value_bytes(node)
+        for node, value in values.items()
+        if any(tensor.dim() == 3 and not tensor.is_contiguous() for tensor in ops.tensors(value))
     )
 
 

@@ -388,7 +388,7 @@ def test_scratch_memory_of_convolutions_over_sequences(groups: int) -> None:
     head = nn.Flatten(0), nn.Linear(4 * 96 * 64, 1)
     net = nn.Sequential(nn.Linear(64, 64), Mixed(), nn.Linear(64, 64), Mixed(), *head)
     report, measured = stepped(net, torch.ones(4, 96, 64), budget="min")
-    assert report.lowered_peak_bytes == measured
+    assert report.lowered_peak_bytes == measured <= 1.03 * report.solution.peak_bytes
 
 
 @pytest.mark.usefixtures("no_kernels")
