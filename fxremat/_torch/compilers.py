@@ -16,7 +16,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -140,22 +140,26 @@ def compile_with_inductor(
 
 
 class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
-    """Run each kernel where the first of its buffers stands, or as soon as what it reads is there.
+    """Run each kernel where the first of its buffers stands in the graph, or as soon as what it reads is there.
 
     Inductor's own order gets what a kernel reads right before it. Where a kernel has a buffer that stands far
     before the others, all that the others need comes first, and what has stood between waits with its
-    operands live.
+    operands live. And a loop that external kernels alone read stands where the first of them was lowered.
     """
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """The scheduler's nodes in the new order; as they are if one stands before what it reads."""
+        from torch._inductor.virtualized import V
+
+        places = {node: index for index, node in enumerate(V.graph.graph.nodes)}
         writer = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
         ready: list[int] = []
         for index, node in enumerate(nodes):
             needed = {writer.get(read.name, index) for read in node.unmet_dependencies} - {index}
             if any(each > index for each in needed):
                 return nodes
-            ready.append(max([node.min_order, *(ready[each] for each in needed)]))
+            own = (places[origin] for origins in _origins(node) if (origin := _last(origins, places)))
+            ready.append(max([min(own, default=0), *(ready[each] for each in needed)]))
         return [nodes[index] for index in sorted(range(len(nodes)), key=lambda each: (ready[each], each))]
 
     def uuid(self) -> str:
@@ -215,6 +219,11 @@ def _choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
     choices = object.__new__(Choices)
     choices.__dict__ = given.__dict__
     return choices
+
+
+def _last(nodes: Iterable[fx.Node], places: Mapping[fx.Node, int]) -> fx.Node | None:
+    """The node that stands last, of those that have a place."""
+    return max((node for node in nodes if node in places), key=places.__getitem__, default=None)
 
 
 def _origins(node: Any) -> list[list[fx.Node]]:

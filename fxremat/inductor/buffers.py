@@ -51,7 +51,7 @@ class Buffers:
         copied = input_copies(self.graph, self.binding, self.grouping.recomputation.waiting)
         extra = [
             *self._reuses(replaces),
-            *((first and at[first], at[last], size) for first, last, size in copied),
+            *((first and at[first], self._read_until(readers), size) for first, readers, size in copied),
             *copies,
             *self._copies_shown(),
             *self._sequences(),
@@ -59,6 +59,10 @@ class Buffers:
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
         ]
         return Lowering(is_stored, at, timing.read_until, extra, held_in, timing.read_later, replaces)
+
+    def _read_until(self, readers: Iterable[int]) -> int:
+        """The last step at which any of these steps, or what it is computed inside of, reads."""
+        return max(self.timing.read_until[step] for step in readers)
 
     # -- what gets a buffer
 

@@ -24,8 +24,8 @@ class Facts:
         viewed_places: For each view, which of its operands it looks at; None for others.
         convolutions: Indices of convolutions and their gradients.
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
-        copied_bytes: For each input that a convolution reads, bytes of the copy that lies channels last; 0
-            where the input lies so itself.
+        copied_bytes: For each input of a graph with convolutions, bytes of the copy that lies channels last;
+            0 where the input lies so itself.
         sequence_bytes: For each convolution over sequences, and its gradient, bytes of what it reads and does
             not lie in the order of its sizes, if there are any.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
@@ -73,13 +73,13 @@ def _facts(graph: JointGraph) -> Facts:
     convolutions = frozenset(
         index for index, node in each if ops.is_convolution(node) or ops.is_convolution_gradient(node)
     )
-    read = (operand for index in sorted(convolutions) for operand in graph.nodes[index].operands)
+    inputs = range(graph.num_inputs) if convolutions else ()
     return Facts(
         kinds,
         tuple(place if kind is Kind.VIEW else None for place, kind in places),
         convolutions,
         frozenset(index for index, node in each if picks_offsets(node)),
-        {operand: _copied_bytes(graph, operand) for operand in read if operand < graph.num_inputs},
+        {index: _copied_bytes(graph, index) for index in inputs},
         {index: size for index in convolutions if (size := _sequence_bytes(graph, index))},
     )
 

@@ -20,8 +20,8 @@ from fxremat.inductor.facts import facts
 
 def input_copies(
     graph: JointGraph, binding: Binding, waiting: Collection[int] = ()
-) -> Iterable[tuple[int, int, int]]:
-    """Copies of the caller's tensors (weights, images) that convolutions read.
+) -> Iterable[tuple[int, list[int], int]]:
+    """Copies of the caller's tensors (weights, images) that lie channels last.
 
     Args:
         graph: The graph.
@@ -29,19 +29,29 @@ def input_copies(
         waiting: The steps that are made to wait for others, in which Inductor sees no convolutions.
 
     Yields:
-        Triples (first step, last step, bytes): from the start until the last convolution has run. Those that
-        the backward alone makes are held while one convolution runs.
+        Triples (first step, steps that read the copy, bytes). The forward's begin with the forward: of what
+        convolutions read, and of what leads to one and is saved, for the backward's readers. Those that the
+        backward alone makes are held while one convolution runs.
     """
     known = facts(graph)
-    boundary, end = binding.boundary, len(binding.nodes)
-    steps = [step for step, position in enumerate(binding.nodes) if position in known.convolutions]
-    reads = [(operand, step) for step in steps for operand in graph.nodes[binding.nodes[step]].operands]
-    copied = [(operand, step) for operand, step in reads if operand < graph.num_inputs]
+    if not known.convolutions:
+        return
+    boundary = binding.boundary
+    steps = [step for step, node in enumerate(binding.nodes) if node in known.convolutions]
+    reads = [(~read, step) for step in steps for read in _operands(graph, binding, step) if read < 0]
     if works_channels_last(graph, binding, range(boundary)):
-        yield from ((0, step, known.copied_bytes[operand]) for operand, step in dict(copied).items())
-    elif works_channels_last(graph, binding, range(boundary, end), waiting):
-        late = [(operand, step) for operand, step in copied if step >= boundary]
-        yield from ((step, step, known.copied_bytes[operand]) for operand, step in late)
+        readers: dict[int, list[int]] = {}
+        for operand, step in reads:
+            readers.setdefault(operand, []).append(step)
+        leading = {~read for read in _in_part(graph, binding, range(boundary)) if read < 0}
+        for step in range(boundary, len(binding.nodes)) if leading else ():
+            for read in _operands(graph, binding, step):
+                if ~read in leading:
+                    readers.setdefault(~read, []).append(step)
+        yield from ((0, found, known.copied_bytes[operand]) for operand, found in readers.items())
+    elif works_channels_last(graph, binding, range(boundary, len(binding.nodes)), waiting):
+        late = [(operand, step) for operand, step in reads if step >= boundary]
+        yield from ((step, [step], known.copied_bytes[operand]) for operand, step in late)
 
 
 def works_channels_last(
@@ -103,11 +113,17 @@ def channels_last(graph: JointGraph, binding: Binding, waiting: Collection[int] 
     if not facts(graph).convolutions:
         return frozenset()
     parts = range(binding.boundary), range(binding.boundary, len(binding.nodes))
-    return frozenset().union(*(_in_part(graph, binding, part, waiting) for part in parts))
+    found = (set(part) & _in_part(graph, binding, part, waiting) for part in parts)
+    return frozenset().union(*found)
 
 
-def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int]) -> frozenset[int]:
-    """What leads to a convolution, and what reads such a value of before the last convolution."""
+def _in_part(
+    graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()
+) -> set[int]:
+    """What leads to a convolution, and what reads such a value before the last convolution.
+
+    These are steps of the part and of others, and inputs of the graph as negative numbers.
+    """
     preferred: set[int] = set()
     last = part.start - 1
     for step in reversed(part):
@@ -118,7 +134,7 @@ def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collecti
     for step in part if preferred else ():
         if any(read < last and read in preferred for read in _operands(graph, binding, step)):
             preferred.add(step)
-    return frozenset(step for step in preferred if step in part)
+    return preferred
 
 
 def _operands(graph: JointGraph, binding: Binding, step: int) -> list[int]:
