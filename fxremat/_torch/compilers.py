@@ -16,7 +16,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -140,31 +140,45 @@ def compile_with_inductor(
 
 
 class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
-    """Run each kernel where the first of its buffers stands in the graph, or as soon as what it reads is there.
+    """Run each kernel where the first of its buffers stands in the graph, or behind what it reads.
 
     Inductor's own order gets what a kernel reads right before it. Where a kernel has a buffer that stands far
     before the others, all that the others need comes first, and what has stood between waits with its
-    operands live. And a loop that external kernels alone read stands where the first of them was lowered.
+    operands live. So does a loop that products alone read: Inductor makes it for the first of them.
     """
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """The scheduler's nodes in the new order; as they are if one stands before what it reads."""
+        """The scheduler's nodes in the new order."""
         from torch._inductor.virtualized import V
 
         places = {node: index for index, node in enumerate(V.graph.graph.nodes)}
-        writer = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
-        ready: list[int] = []
-        for index, node in enumerate(nodes):
-            needed = {writer.get(read.name, index) for read in node.unmet_dependencies} - {index}
-            if any(each > index for each in needed):
-                return nodes
-            own = (places[origin] for origins in _origins(node) if (origin := _last(origins, places)))
-            ready.append(max([min(own, default=0), *(ready[each] for each in needed)]))
-        return [nodes[index] for index in sorted(range(len(nodes)), key=lambda each: (ready[each], each))]
+
+        def place(node: Any) -> int:
+            own = ([places[each] for each in origins if each in places] for origins in _origins(node))
+            return min(map(max, filter(None, own)), default=0)
+
+        return by_place(nodes, place)
 
     def uuid(self) -> str:
         """What stands for the pass in keys of caches; the partitioner's key has the source."""
         return "fxremat: kernels in order"
+
+
+def by_place(nodes: list[Any], place: Callable[[Any], int]) -> list[Any]:
+    """A scheduler's nodes by their places, or behind what they read.
+
+    Args:
+        nodes: The nodes; they stay as they are if one stands before what it reads.
+        place: Where a node is to run, if what it reads is there.
+    """
+    writer = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
+    ready: list[int] = []
+    for index, node in enumerate(nodes):
+        needed = {writer.get(read.name, index) for read in node.unmet_dependencies} - {index}
+        if any(each > index for each in needed):
+            return nodes
+        ready.append(max([place(node), *(ready[each] for each in needed)]))
+    return [nodes[index] for index in sorted(range(len(nodes)), key=lambda each: (ready[each], each))]
 
 
 def _running_in_order(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
@@ -219,11 +233,6 @@ def _choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
     choices = object.__new__(Choices)
     choices.__dict__ = given.__dict__
     return choices
-
-
-def _last(nodes: Iterable[fx.Node], places: Mapping[fx.Node, int]) -> fx.Node | None:
-    """The node that stands last, of those that have a place."""
-    return max((node for node in nodes if node in places), key=places.__getitem__, default=None)
 
 
 def _origins(node: Any) -> list[list[fx.Node]]:

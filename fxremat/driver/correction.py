@@ -6,6 +6,9 @@ saves time; and given up again, if its code holds more than the budget. Where th
 and the code holds more than was predicted, other plans are looked at, and the one whose code holds the least
 stays. What the code has shown (``inductor/learning.py``) is known to each plan that follows. A plan that no
 budget would ask for otherwise is first compiled as it would be without one.
+
+A budget in bytes that no plan is predicted to fit, or whose plans' code does not, is served like ``"min"``,
+from the beginning: so it is refused only where ``"min"`` takes more, and what the error says works.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import NoReturn
 
 from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver.pipeline import Choice
-from fxremat.driver.policy import FromFile, Given, Policy, refused, unread
+from fxremat.driver.policy import FromFile, Given, Policy, least, refused, unread
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, bind
@@ -26,10 +29,12 @@ from fxremat.inductor.learning import learn
 from fxremat.options.options import Budget
 from fxremat.predict.problem import Problem
 
-MAX_CORRECTIONS = 3  # times that a graph is planned again; each lowers both graphs anew
+MAX_CORRECTIONS = 3  # times that a graph is planned again, for a budget or for the least; each lowers it
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
 OFF = 0.01  # of a budget: by how much the code must be lower than was predicted for that
 GAIN = 0.005  # of a step's time: what such a plan must save
+
+_READ = "as read from the code that Inductor generates for its plan"
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +56,7 @@ class Correction:
         choice: The plan that was chosen last, and what it was chosen from; None before, and where a cache had
             the graph.
         count: How often the graph was planned again.
+        is_for_least: Whether the least memory is looked for: asked for, or since the budget was too little.
         is_as_usual: Whether a plan that needs no budget may run in Inductor's own order.
     """
 
@@ -60,13 +66,16 @@ class Correction:
         self.name = name
         self.choice: Choice | None = None
         self.count = 0
+        self.is_for_least = budget == "min"
         self.is_as_usual = True
+        self._most = MAX_CORRECTIONS  # how often it may be
         self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
         self._tried: set[Schedule] = set()  # what was compiled
         self._codes: list[tuple[GeneratedCode, CodeMemory]] = []  # of the plan that was chosen last
         self._taught: JointGraph | None = None  # with all that code has shown
         self._lowest: tuple[int, Choice] | None = None  # the least peak of any code, and its plan
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
+        self._short: InfeasibleBudgetError | None = None  # why the least memory is looked for
         self._refused: InfeasibleBudgetError | None = None
 
     def choose(self, problem: Problem) -> Choice:
@@ -75,16 +84,28 @@ class Correction:
         Raises:
             FxrematError: One of the family: there is none.
         """
-        known = self._next
         if self._taught is not None:
             problem = _informed(problem, self._taught)
         if self._refused is not None:
             choice = refused(self.policy, problem, self._refused)
+        elif self._next is not None:
+            choice = _again(self._next, problem)
         else:
-            choice = self.policy.choose(problem, None) if known is None else _again(known, problem)
+            choice = self._first(problem)
         self.choice = choice
         self._tried.add(choice.solution.schedule)
         return choice
+
+    def _first(self, problem: Problem) -> Choice:
+        """The plan that the policy takes, or the one to begin with where it has none within the budget."""
+        if self._short is None:
+            try:
+                return self.policy.choose(problem, None)
+            except InfeasibleBudgetError as error:
+                if least(self.policy) is None:
+                    raise
+                self._look_for_least(error, self.count)
+        return self._lowest_of(problem)
 
     @property
     def peak_bytes(self) -> int:
@@ -120,17 +141,18 @@ class Correction:
         is_higher = peak_bytes > (1 + OFF) * choice.solution.peak_bytes
         if isinstance(self.policy, FromFile):
             self._hold_against(self.policy, choice, peak_bytes)
-        elif choice.budget_bytes is not None:
+        elif choice.candidates:
+            is_new = is_whole and is_higher and self._taught is None
+            if is_new and self._learn(choice) is not choice:
+                self._start_over(None)
+        elif self.is_for_least and is_whole:
+            self._look_lower(choice, peak_bytes, is_higher)
+        elif not self.is_for_least and choice.budget_bytes is not None:
             left = choice.budget_bytes - peak_bytes
             if left < 0:
                 self._lower(choice, peak_bytes, choice.budget_bytes)
             elif is_whole and left > LEFT * choice.budget_bytes:
                 self._raise(choice, peak_bytes, choice.budget_bytes)
-        elif is_whole and choice.candidates and is_higher and self._taught is None:
-            if self._learn(choice) is not choice:
-                self._start_over(None)
-        elif is_whole and not choice.candidates and self.budget == "min":
-            self._look_lower(choice, peak_bytes, is_higher)
 
     def _hold_against(self, policy: FromFile, choice: Choice, peak_bytes: int) -> None:
         """Refuse a given plan whose code holds more than the budget: there is no other."""
@@ -159,11 +181,13 @@ class Correction:
         found = self._found(taught, budget_bytes - max(0, peak_bytes - predicted))
         if found.solution.schedule in self._tried:
             found = self._found(taught, predicted - (peak_bytes - budget_bytes))
-        is_known = found.solution.schedule in self._tried
-        if self.count == MAX_CORRECTIONS or is_known:
-            self._refused = InfeasibleBudgetError(
-                budget_bytes, peak_bytes, self.name, note="what the code of the last plan takes was read"
-            )
+        if self.count == self._most or found.solution.schedule in self._tried:
+            error = InfeasibleBudgetError(budget_bytes, peak_bytes, self.name, note=_READ)
+            if least(self.policy) is None:
+                self._refused = error
+            else:
+                self._look_for_least(error, self.count + 1)
+            self._start_over(None)
         self._start_over(found)
 
     def _found(self, choice: Choice, within_bytes: int | None) -> Choice:
@@ -171,18 +195,35 @@ class Correction:
         found = self.policy.choose(choice.problem, within_bytes)
         return replace(found, budget_bytes=choice.budget_bytes)
 
+    def _look_for_least(self, error: InfeasibleBudgetError, count: int) -> None:
+        """From the plan with this number on, do as for ``"min"``, as if nothing had been learnt before."""
+        self._short = error
+        self.is_for_least, self.is_as_usual = True, False
+        self._most = count + MAX_CORRECTIONS
+        self._taught = None
+        self._tried.clear()
+
+    def _lowest_of(self, problem: Problem) -> Choice:
+        """The plan that is predicted to take the least."""
+        found = (least(self.policy) or self.policy).choose(problem, None)
+        return found if self._short is None else replace(found, budget_bytes=self._short.budget_bytes)
+
     def _look_lower(self, choice: Choice, peak_bytes: int, is_higher: bool) -> None:
         """Look for a plan whose code holds less, if this one's holds more than was predicted."""
+        if self._short is not None and peak_bytes <= self._short.budget_bytes:
+            return
         if self._lowest is None or peak_bytes < self._lowest[0]:
             self._lowest = peak_bytes, choice
-        least, lowest = self._lowest
-        if is_higher and self.count < MAX_CORRECTIONS:
-            taught = self._learn(choice)
-            found = self._found(taught, None)
-            unexplained = max(0, peak_bytes - taught.solution.peak_bytes)
-            is_lower = found.solution.peak_bytes + unexplained < (1 - OFF) * least
+        least_bytes, lowest = self._lowest
+        if is_higher and self.count < self._most:
+            found = self._lowest_of(self._learn(choice).problem)
+            is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
             if is_lower and found.solution.schedule not in self._tried:
                 self._start_over(found)
+        if self._short is not None:
+            short, name = self._short, self.name
+            self._refused = InfeasibleBudgetError(short.budget_bytes, least_bytes, name, note=_READ)
+            self._start_over(None)
         if lowest.solution.schedule != choice.solution.schedule:
             self._start_over(lowest)
 
@@ -194,7 +235,7 @@ class Correction:
         seconds = choice.solution.seconds
         is_cheap = seconds <= (1 + GAIN) * choice.baseline.seconds
         is_as_told = choice.solution.peak_bytes - peak_bytes < OFF * budget_bytes
-        if is_cheap or is_as_told or self.count == MAX_CORRECTIONS:
+        if is_cheap or is_as_told or self.count == self._most:
             return
         taught = self._learn(choice)
         found = self._found(taught, taught.solution.peak_bytes + budget_bytes - peak_bytes)

@@ -88,6 +88,17 @@ def refused(policy: Policy, problem: Problem, error: InfeasibleBudgetError) -> C
     raise error
 
 
+def least(policy: Policy) -> WithinBudget | None:
+    """The policy of the least memory, whose code may keep a budget that nothing is predicted to keep.
+
+    None where code is not read, or where the step around a graph may keep what the graph can't.
+    """
+    is_alone = isinstance(policy, MaybeAlone) and is_size(policy.alone.budget)
+    found = policy.alone if isinstance(policy, MaybeAlone) and is_alone else policy
+    is_read = isinstance(found, WithinBudget) and found.reads_code
+    return replace(found, budget="min") if isinstance(found, WithinBudget) and is_read else None
+
+
 def unread(policy: Policy) -> Policy:
     """The same where the code of a plan can't be held against the budget."""
     if isinstance(policy, MaybeAlone):

@@ -10,6 +10,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,7 @@ from fxremat._torch import compilers
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, Loop, Reduction
+from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import bind
 from fxremat.inductor.facts import facts
 from fxremat.inductor.inlining import Inlining
@@ -239,12 +241,13 @@ def test_kernels_are_put_where_their_first_buffer_stands() -> None:
 
     def node(name: str, order: int, *reads: str) -> SimpleNamespace:
         found = [SimpleNamespace(name=read) for read in (*reads, "of another graph")]
-        return SimpleNamespace(min_order=order, get_buffer_names=lambda: [name], unmet_dependencies=found)
+        return SimpleNamespace(place=order, get_buffer_names=lambda: [name], unmet_dependencies=found)
 
     inductors = [node("e", 4), node("a", 0, "e"), node("b", 1), node("c", 2, "b")]
-    ordered = compilers._InOrder()(inductors)
+    ordered = compilers.by_place(inductors, attrgetter("place"))
     assert [each.get_buffer_names()[0] for each in ordered] == ["b", "c", "e", "a"]
-    assert compilers._InOrder()(inductors[::-1]) == inductors[::-1]  # no order to begin with
+    other = inductors[::-1]
+    assert compilers.by_place(other, attrgetter("place")) == other  # no order to begin with
 
 
 def test_loops_of_a_call_run_together() -> None:
@@ -451,6 +454,29 @@ def test_images_and_weights_are_copied_channels_last() -> None:
     assert sorted(size for _, size in found) == sorted(sizes)
     first_backward = graph.names.index("convolution_1") + 1
     assert all(last >= first_backward for last, _ in found)
+
+
+class Rounded(nn.Module):
+    """A convolution of an image and weights in fewer bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x.bfloat16(), self.weight.bfloat16())
+
+
+def test_what_leads_to_a_convolution_is_copied_where_it_is_saved() -> None:
+    """Not where the convolution's operands are saved in its place."""
+    graph = fxremat.capture(Rounded(), torch.randn(2, 3, 8, 8), loss=torch.sum)
+    kept = list(input_copies(graph, bind(graph, graph.names)))
+    assert kept == []
+    operands = {each.name: 1 for each in graph.nodes if each.phase is Phase.FORWARD and "copy" in each.name}
+    again = bind(graph, fxremat.expand(graph, operands))
+    copies = list(input_copies(graph, again))
+    assert sorted(size for *_, size in copies) == sorted([4 * 2 * 3 * 8 * 8, 4 * 4 * 3 * 3 * 3])
+    assert all(first == 0 and min(steps) >= again.boundary for first, steps, _ in copies)
 
 
 class Narrowing(nn.Module):

@@ -221,3 +221,31 @@ def test_a_budget_is_found_again_with_what_was_shown(monkeypatch: pytest.MonkeyP
     report = compiled(1, 0.8)
     assert report.budget_bytes == plain.budget_bytes and report.lowered_peak_bytes is not None
     assert report.budget_bytes is not None and report.lowered_peak_bytes <= report.budget_bytes
+
+
+def test_a_budget_is_refused_where_the_least_memory_takes_more() -> None:
+    """And what the error says is what the least memory takes, and works as the budget."""
+    least = compiled(2, "min").lowered_peak_bytes
+    assert least is not None
+    torch._dynamo.reset()
+    with pytest.raises(fxremat.InfeasibleBudgetError) as raised:
+        compiled(2, least - 1)
+    assert raised.value.lowest_peak_bytes == least
+    torch._dynamo.reset()
+    report = compiled(2, raised.value.lowest_peak_bytes)
+    assert report.lowered_peak_bytes is not None and report.lowered_peak_bytes <= least
+
+
+def test_a_budget_that_only_the_code_keeps_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan is predicted to fit; the code of the lowest takes less than was predicted."""
+    predicted = compiled(1, "min").solution.peak_bytes
+
+    def less(given: GeneratedCode, held: Handed) -> CodeMemory | None:
+        found = read(given, held)
+        return found and replace(found, peak_bytes=found.peak_bytes // 2)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compilation, "read", less)
+    report = compiled(1, predicted // 2 + predicted // 4)
+    assert report.lowered_peak_bytes is not None and report.budget_bytes is not None
+    assert report.lowered_peak_bytes <= report.budget_bytes < report.solution.peak_bytes
