@@ -117,9 +117,7 @@ def channels_last(graph: JointGraph, binding: Binding, waiting: Collection[int] 
     return frozenset().union(*found)
 
 
-def _in_part(
-    graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()
-) -> set[int]:
+def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()) -> set[int]:
     """What leads to a convolution, and what reads such a value before the last convolution.
 
     These are steps of the part and of others, and inputs of the graph as negative numbers.
