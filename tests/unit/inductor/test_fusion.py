@@ -491,9 +491,11 @@ class Narrowing(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
-@pytest.mark.parametrize(
-    ("channels", "last", "copied"), [(72, 72, "forward"), (16, 16, ""), (72, 36, "backward")]
-)
+# What has half as many channels is in the forward alone, unless Inductor looks at gradients as well.
+HALF = "backward" if torch.torch_version.TorchVersion(torch.__version__) < (2, 15) else ""
+
+
+@pytest.mark.parametrize(("channels", "last", "copied"), [(72, 72, "forward"), (16, 16, ""), (72, 36, HALF)])
 def test_inductor_says_where_convolutions_work_channels_last(channels: int, last: int, copied: str) -> None:
     """On a GPU not where all are small, or one has half as many channels; each part is asked for itself.
 
