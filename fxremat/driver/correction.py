@@ -56,7 +56,6 @@ class Correction:
         choice: The plan that was chosen last, and what it was chosen from; None before, and where a cache had
             the graph.
         count: How often the graph was planned again.
-        is_for_least: Whether the least memory is looked for: asked for, or since the budget was too little.
         is_as_usual: Whether a plan that needs no budget may run in Inductor's own order.
     """
 
@@ -66,7 +65,6 @@ class Correction:
         self.name = name
         self.choice: Choice | None = None
         self.count = 0
-        self.is_for_least = budget == "min"
         self.is_as_usual = True
         self._most = MAX_CORRECTIONS  # how often it may be
         self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
@@ -75,7 +73,7 @@ class Correction:
         self._taught: JointGraph | None = None  # with all that code has shown
         self._lowest: tuple[int, Choice] | None = None  # the least peak of any code, and its plan
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
-        self._short: InfeasibleBudgetError | None = None  # why the least memory is looked for
+        self._short_bytes: int | None = None  # a budget that was too little: the least memory is looked for
         self._refused: InfeasibleBudgetError | None = None
 
     def choose(self, problem: Problem) -> Choice:
@@ -98,14 +96,19 @@ class Correction:
 
     def _first(self, problem: Problem) -> Choice:
         """The plan that the policy takes, or the one to begin with where it has none within the budget."""
-        if self._short is None:
+        if self._short_bytes is None:
             try:
                 return self.policy.choose(problem, None)
             except InfeasibleBudgetError as error:
                 if least(self.policy) is None:
                     raise
-                self._look_for_least(error, self.count)
+                self._look_for_least(error.budget_bytes, self.count)
         return self._lowest_of(problem)
+
+    @property
+    def is_for_least(self) -> bool:
+        """Whether the least memory is looked for: asked for, or since the budget was too little."""
+        return self.budget == "min" or self._short_bytes is not None
 
     @property
     def peak_bytes(self) -> int:
@@ -182,11 +185,9 @@ class Correction:
         if found.solution.schedule in self._tried:
             found = self._found(taught, predicted - (peak_bytes - budget_bytes))
         if self.count == self._most or found.solution.schedule in self._tried:
-            error = InfeasibleBudgetError(budget_bytes, peak_bytes, self.name, note=_READ)
             if least(self.policy) is None:
-                self._refused = error
-            else:
-                self._look_for_least(error, self.count + 1)
+                self._refuse(budget_bytes, peak_bytes)
+            self._look_for_least(budget_bytes, self.count + 1)
             self._start_over(None)
         self._start_over(found)
 
@@ -195,10 +196,15 @@ class Correction:
         found = self.policy.choose(choice.problem, within_bytes)
         return replace(found, budget_bytes=choice.budget_bytes)
 
-    def _look_for_least(self, error: InfeasibleBudgetError, count: int) -> None:
+    def _refuse(self, budget_bytes: int, peak_bytes: int) -> NoReturn:
+        """Go on with the error that the code of the best plan has such a peak."""
+        self._refused = InfeasibleBudgetError(budget_bytes, peak_bytes, self.name, note=_READ)
+        self._start_over(None)
+
+    def _look_for_least(self, budget_bytes: int, count: int) -> None:
         """From the plan with this number on, do as for ``"min"``, as if nothing had been learnt before."""
-        self._short = error
-        self.is_for_least, self.is_as_usual = True, False
+        self._short_bytes = budget_bytes
+        self.is_as_usual = False
         self._most = count + MAX_CORRECTIONS
         self._taught = None
         self._tried.clear()
@@ -206,11 +212,11 @@ class Correction:
     def _lowest_of(self, problem: Problem) -> Choice:
         """The plan that is predicted to take the least."""
         found = (least(self.policy) or self.policy).choose(problem, None)
-        return found if self._short is None else replace(found, budget_bytes=self._short.budget_bytes)
+        return replace(found, budget_bytes=self._short_bytes)
 
     def _look_lower(self, choice: Choice, peak_bytes: int, is_higher: bool) -> None:
         """Look for a plan whose code holds less, if this one's holds more than was predicted."""
-        if self._short is not None and peak_bytes <= self._short.budget_bytes:
+        if self._short_bytes is not None and peak_bytes <= self._short_bytes:
             return
         if self._lowest is None or peak_bytes < self._lowest[0]:
             self._lowest = peak_bytes, choice
@@ -220,10 +226,8 @@ class Correction:
             is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
             if is_lower and found.solution.schedule not in self._tried:
                 self._start_over(found)
-        if self._short is not None:
-            short, name = self._short, self.name
-            self._refused = InfeasibleBudgetError(short.budget_bytes, least_bytes, name, note=_READ)
-            self._start_over(None)
+        if self._short_bytes is not None:
+            self._refuse(self._short_bytes, least_bytes)
         if lowest.solution.schedule != choice.solution.schedule:
             self._start_over(lowest)
 

@@ -93,10 +93,11 @@ def least(policy: Policy) -> WithinBudget | None:
 
     None where code is not read, or where the step around a graph may keep what the graph can't.
     """
-    is_alone = isinstance(policy, MaybeAlone) and is_size(policy.alone.budget)
-    found = policy.alone if isinstance(policy, MaybeAlone) and is_alone else policy
-    is_read = isinstance(found, WithinBudget) and found.reads_code
-    return replace(found, budget="min") if isinstance(found, WithinBudget) and is_read else None
+    if isinstance(policy, MaybeAlone) and is_size(policy.alone.budget):
+        policy = policy.alone
+    if isinstance(policy, WithinBudget) and policy.reads_code:
+        return replace(policy, budget="min")
+    return None
 
 
 def unread(policy: Policy) -> Policy:
