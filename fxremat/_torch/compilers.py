@@ -94,7 +94,7 @@ def compile_with_inductor(
     outcome: Callable[[], object],
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
-    in_order: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    in_order: Callable[[fx.GraphModule, bool], Mapping[str, Any] | None] = lambda graph, is_backward: None,
     key: str = "",
 ) -> Callable[..., Any]:
     """Compile with Inductor.
@@ -111,8 +111,9 @@ def compile_with_inductor(
         read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
             An exception ends the compilation.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs.
-        in_order: Called behind the partitioner: more configuration, for kernels that run where the first of
-            their buffers stands in the graph; None where they run as Inductor has it.
+        in_order: Called with a forward or a backward, and whether it is that: more configuration, for kernels
+            that run where the first of their buffers stands in the graph; None where they run as Inductor
+            has it.
         key: What caches are to tell apart besides the graphs themselves.
     """
     versions.require(versions.INDUCTORS)
@@ -121,7 +122,7 @@ def compile_with_inductor(
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         is_backward = bool(kwargs.get("is_backward"))
-        ordered = in_order()
+        ordered = in_order(args[0], is_backward)
         with (
             contextlib.nullcontext() if ordered is None else _running_in_order(ordered),
             V.set_choices_handler(_choices(V.choices, may_fuse)),

@@ -25,6 +25,7 @@ class LoweredOperation:
         reads: The names of the buffers that it reads.
         bytes: Of its result.
         is_stored: Whether its result has a buffer; not so if no other kernel reads it.
+        layouts: Sizes and strides of the tensors that an external kernel reads, in order.
     """
 
     is_loop: bool
@@ -33,6 +34,7 @@ class LoweredOperation:
     reads: Sequence[str]
     bytes: int
     is_stored: bool
+    layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +120,16 @@ def _operations(
                     tuple({read.name: None for read in buffer.get_read_writes().reads}),
                     buffer_bytes(name) or 0,
                     name not in graph.removed_buffers,
+                    () if isinstance(buffer, ir.ComputedBuffer) else tuple(_layouts(graph, buffer)),
                 ),
             )
+
+
+def _layouts(graph: Any, kernel: Any) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Sizes and strides of the tensors that an external kernel reads, up to what has none."""
+    for read in kernel.inputs:
+        strides = getattr(read, "maybe_get_stride", lambda: None)()
+        if strides is None:
+            return
+        sizes, strides = (graph.sizevars.optimization_hints(each) for each in (read.get_size(), strides))
+        yield tuple(sizes), tuple(strides)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
-from dataclasses import astuple
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -31,8 +31,8 @@ from fxremat.graph import loops, ops
 from fxremat.graph.joint import JointGraph
 from fxremat.measure import held_bytes
 
-# For this process, by signature; scratch bytes of convolutions laid out as traced, and as Inductor does it.
-_scratch_bytes: dict[bool, dict[str, int]] = {}
+# For this process, by signature.
+_scratch_bytes: dict[str, int] = {}
 
 # Operators that could not be timed in this process; another may have the memory for them.
 _refused: dict[torch.device, dict[str, float | None]] = {}
@@ -50,9 +50,54 @@ SECONDS_DIGITS = 3
 
 _Figure = TypeVar("_Figure", int, "float | None")
 
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """An operator on example operands.
+
+    Attributes:
+        node: Its node.
+        strides: Those of the first tensors that it reads; the others are laid out as they were traced.
+    """
+
+    node: fx.Node
+    strides: tuple[Strides, ...] = ()
+
+    @property
+    def signature(self) -> str:
+        """What its figures depend on."""
+        return f"{signature(self.node)}{self.strides or ''}"
+
+    def call(self, definite: bool = False) -> Callable[[], object]:
+        """The operator on real operands.
+
+        Args:
+            definite: Whether matrices are to be the identity, and indices to count from 1, as factorisations
+                and what reads them want it.
+        """
+        strides = iter(self.strides)
+
+        def example(argument: Any) -> Any:
+            value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+            if isinstance(value, torch.SymInt):
+                return graphs.hint(value)
+            if not isinstance(value, torch.Tensor):
+                return value
+            return _tensor(value, next(strides, None), definite)
+
+        args, kwargs = fx.node.map_aggregate((self.node.args, dict(self.node.kwargs)), example)
+        target: Any = self.node.target
+        return lambda: target(*args, **kwargs)
+
 
 def scratch_bytes(
-    graph: JointGraph, *, in_registers: Collection[loops.Kind] = (), arranged: bool = False
+    graph: JointGraph,
+    *,
+    in_registers: Collection[loops.Kind] = (),
+    arranged: bool = False,
+    unsettled: Collection[str] = (),
 ) -> tuple[int, ...]:
     """Scratch bytes of each node of a graph.
 
@@ -60,13 +105,41 @@ def scratch_bytes(
         graph: The graph.
         in_registers: What runs in registers, and has none unless it draws random numbers.
         arranged: Whether convolutions read what Inductor arranges for them, whatever was traced.
+        unsettled: The names of those that may read it in the order of its sizes as well: the lesser counts.
     """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
-    table = _scratch_bytes.setdefault(arranged, {})
-    measure = _scratch_arranged if arranged else _scratch
-    _fill(table, nodes, measure, "measuring scratch memory")
-    known = {node.name: table[signature(node)] for node in nodes}
+    examples = [_Example(node, _arranged(node) if arranged else ()) for node in nodes]
+    signatures = _fill(_scratch_bytes, examples, _scratch, "measuring scratch memory")
+    known = {node.name: _scratch_bytes[key] for node, key in zip(nodes, signatures, strict=True)}
+    either = [node for node in nodes if node.name in unsettled and known[node.name]]
+    in_order = (_Example(node, tuple(map(_in_order, _operands(node)))) for node in either)
+    signatures = _fill(_scratch_bytes, in_order, _scratch, "measuring scratch memory")
+    for node, key in zip(either, signatures, strict=True):
+        known[node.name] = min(known[node.name], _scratch_bytes[key])
     return tuple(known.get(node.name, 0) for node in graph.nodes)
+
+
+def scratch_bytes_of(node: fx.Node, layouts: Sequence[tuple[Sequence[int], Strides]]) -> int | None:
+    """Scratch bytes of a convolution, or its gradient, that reads tensors of these layouts.
+
+    Args:
+        node: Its node.
+        layouts: Sizes and strides of the first tensors that it reads.
+
+    Returns:
+        None if it can't be run alone, or was traced with tensors of other sizes.
+    """
+    operands = _operands(node)
+    if not _is_runnable(node) or len(layouts) > len(operands):
+        return None
+    strides = list(_arranged(node))
+    for place, (sizes, stride) in enumerate(layouts):
+        if list(sizes) != list(map(_size, operands[place].shape)):
+            return None
+        strides[place] = stride
+    example = _Example(node, tuple(strides))
+    (key,) = _fill(_scratch_bytes, [example], _scratch, "measuring scratch memory")
+    return _scratch_bytes[key]
 
 
 def seconds(graph: JointGraph, wanted: Collection[int]) -> dict[str, float]:
@@ -88,7 +161,7 @@ def seconds(graph: JointGraph, wanted: Collection[int]) -> dict[str, float]:
         fresh = {
             key: node for key, node in zip(keys, nodes, strict=True) if book.first(key, positive) is None
         }
-        _fill(tried, list(fresh.values()), _measure_seconds, "timing operators")
+        _fill(tried, map(_Example, fresh.values()), _measure_seconds, "timing operators")
         timed = {key: tried.pop(key) for key in fresh if tried[key] is not None}
         if timed:
             book.add(timed)
@@ -170,15 +243,16 @@ def _sizes(sizes: Iterable[int]) -> list[int | None]:
 
 def _runnable(graph: JointGraph, wanted: Collection[int] | None = None) -> Iterable[fx.Node]:
     for index, node in enumerate(graph.fx_nodes):
-        if wanted is not None and index not in wanted:
-            continue
-        if index < graph.num_inputs or loops.kind(node) is loops.Kind.VIEW or graphs.is_symbolic(node):
-            continue
-        if ops.packet(node) in _TRUSTING:
-            continue
-        is_harmless = ops.is_random(node) or ops.keep_reason(node) is None
-        if is_harmless and all(map(is_present, _devices(node))):
+        if (wanted is None or index in wanted) and index >= graph.num_inputs and _is_runnable(node):
             yield node
+
+
+def _is_runnable(node: fx.Node) -> bool:
+    """Whether an operator may be run alone on examples."""
+    if loops.kind(node) is loops.Kind.VIEW or graphs.is_symbolic(node) or ops.packet(node) in _TRUSTING:
+        return False
+    is_harmless = ops.is_random(node) or ops.keep_reason(node) is None
+    return is_harmless and all(map(is_present, _devices(node)))
 
 
 def _devices(node: fx.Node) -> Iterable[torch.device]:
@@ -194,81 +268,80 @@ def _device(node: fx.Node) -> torch.device:
 
 def _fill(
     table: MutableMapping[str, _Figure],
-    nodes: list[fx.Node],
-    measure: Callable[[fx.Node], _Figure],
+    examples: Iterable[_Example],
+    measure: Callable[[_Example], _Figure],
     title: str,
-) -> None:
-    fresh = {key: node for node in nodes if (key := signature(node)) not in table}
-    if not fresh:
-        return
-    with alone(map(_device, fresh.values())) as run:
-        for key, node in tqdm(fresh.items(), title, disable=None, leave=False, delay=1.0):
-            table[key] = run(functools.partial(measure, node))
+) -> list[str]:
+    """Measure what a table does not have yet; the signatures of all."""
+    wanted = [(each.signature, each) for each in examples]
+    fresh = {key: each for key, each in wanted if key not in table}
+    if fresh:
+        with alone(_device(each.node) for each in fresh.values()) as run:
+            for key, each in tqdm(fresh.items(), title, disable=None, leave=False, delay=1.0):
+                table[key] = run(functools.partial(measure, each))
+    return [key for key, _ in wanted]
 
 
-def _scratch(node: fx.Node, arranged: bool = False) -> int:
-    device = _device(node)
+def _scratch(example: _Example) -> int:
+    device = _device(example.node)
     for definite in (False, True):
         with contextlib.suppress(*REFUSALS):
-            call = _call(node, arranged, definite)
+            call = example.call(definite)
             if device.type == "cuda":
                 call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
             peak_bytes, end_bytes = held_bytes(call, device)
-            return max(0, peak_bytes - max(end_bytes, ops.value_bytes(node)))
+            return max(0, peak_bytes - max(end_bytes, ops.value_bytes(example.node)))
     return 0
 
 
-def _scratch_arranged(node: fx.Node) -> int:
-    """As ``_scratch``, with what convolutions read laid out as Inductor does it.
-
-    Images lie channels last, sequences in the order of their sizes, as the results of their convolutions do.
-    An image of one channel has the strides of either order in any case: torch's own convolution then takes it
-    for channels first, and copies the others.
-    """
-    return _scratch(node, ops.is_convolution(node) or ops.is_convolution_gradient(node))
-
-
-def _measure_seconds(node: fx.Node) -> float | None:
+def _measure_seconds(example: _Example) -> float | None:
     try:
-        seconds = seconds_per_call(_call(node), _device(node))
+        seconds = seconds_per_call(example.call(), _device(example.node))
     except REFUSALS:
         return None
     return float(f"{seconds:.{SECONDS_DIGITS}g}")
 
 
-def _call(node: fx.Node, arranged: bool = False, definite: bool = False) -> Callable[[], object]:
-    """The node on example operands, as a callable."""
-
-    def example(argument: Any) -> Any:
-        value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
-        return _example(value, arranged, definite)
-
-    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), example)
-    target: Any = node.target
-    return lambda: target(*args, **kwargs)
+def _operands(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors that an operator reads, in order."""
+    found: list[torch.Tensor] = []
+    reads = node.args, dict(node.kwargs)
+    fx.node.map_arg(reads, lambda each: found.extend(ops.tensors(each.meta.get("val"))))
+    return found
 
 
-def _example(value: Any, arranged: bool, definite: bool) -> Any:
-    """A real value for a traced one: a filled tensor in place of a fake one, sizes by their hints.
+def _arranged(node: fx.Node) -> tuple[Strides, ...]:
+    """The strides of what a convolution reads, as Inductor lays it out; none for other operators.
 
-    Args:
-        value: The traced one.
-        arranged: Whether images are laid out channels last, and sequences in the order of their sizes.
-        definite: Whether matrices are to be the identity, and indices to count from 1, as factorisations and
-            what reads them want it.
+    Images lie channels last, sequences in the order of their sizes, as the results of their convolutions do.
+    An image of one channel has the strides of either order in any case: torch's own convolution then takes it
+    for channels first, and copies the others.
     """
-    if isinstance(value, torch.SymInt):
-        return graphs.hint(value)
-    if not isinstance(value, torch.Tensor):
-        return value
+    return tuple(map(_arranged_strides, _operands(node))) if ops.has_convolution(node) else ()
+
+
+def _in_order(value: torch.Tensor) -> Strides:
+    """The strides of what lies in the order of its sizes."""
+    return tuple(torch.empty(list(map(_size, value.shape)), device="meta").stride())
+
+
+def _arranged_strides(value: torch.Tensor) -> Strides:
     shape = list(map(_size, value.shape))
     stride = [graphs.hint(step) or 0 for step in value.stride()]
-    if arranged and loops.is_channels_first(value):
-        return _channels_last(shape, stride, value).fill_(0.5)
-    if arranged and len(shape) == 3:
-        stride = list(torch.empty(shape, device="meta").stride())
-    count = ops.extent(shape, stride) if all(shape) else 0
-    found = _numbers(count, value.dtype, value.device).as_strided(shape, stride)
+    if loops.is_channels_first(value):
+        _, channels, height, width = shape
+        is_part = stride[1] >= height * width and shape[0] > 1  # of the channels of another's
+        of = max(channels, stride[0] // stride[1]) if is_part else channels
+        return (of * height * width, 1, of * width, of)
+    return _in_order(value) if len(shape) == 3 else tuple(stride)
+
+
+def _tensor(value: torch.Tensor, strides: Strides | None, definite: bool) -> torch.Tensor:
+    """A real tensor for a fake one, sizes by their hints; with the strides of that one if none are given."""
+    shape = list(map(_size, value.shape))
+    strides = strides or tuple(graphs.hint(step) or 0 for step in value.stride())
+    count = ops.extent(shape, strides) if all(shape) else 0
+    found = _numbers(count, value.dtype, value.device).as_strided(shape, strides)
     if definite and len(shape) > 1 and (found.is_floating_point() or found.is_complex()):
         found.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
     elif definite:
@@ -287,17 +360,3 @@ def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     if dtype.is_floating_point or dtype.is_complex:
         return torch.linspace(0.25, 0.75, count, device=device).to(dtype)
     return torch.full((count,), dtype is torch.bool, dtype=dtype, device=device)
-
-
-def _channels_last(shape: list[int], stride: list[int], traced: torch.Tensor) -> torch.Tensor:
-    """A new tensor, channels last: a part of another's channels if the traced one is."""
-    images, channels, height, width = shape
-    is_contiguous = stride[1] >= height * width
-    of = max(channels, stride[0] // stride[1]) if is_contiguous and images > 1 else channels
-    full = torch.empty(
-        (images, of, height, width),
-        dtype=traced.dtype,
-        device=traced.device,
-        memory_format=torch.channels_last,
-    )
-    return full[:, :channels]

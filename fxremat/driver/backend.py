@@ -25,7 +25,7 @@ from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.emit.writes import guarded
-from fxremat.inductor.order import may_fuse
+from fxremat.inductor.order import held_layout, may_fuse
 from fxremat.options import settings
 from fxremat.options.options import Options, checked
 from fxremat.step.step import steps
@@ -141,6 +141,12 @@ def _compile_within_budget(
     """Compile with Inductor, with another plan where the code holds more than the budget, or much less."""
     options = compilation.options
     as_planned = {name: value for name, value in _AS_PLANNED.items() if name not in options.inductor}
+
+    def in_order(graph: fx.GraphModule, is_backward: bool) -> Mapping[str, Any] | None:
+        if not compilation.is_in_order:
+            return None
+        return {**as_planned, **held_layout(graph)} if is_backward else as_planned
+
     while True:
         try:
             return compilers.compile_with_inductor(
@@ -151,7 +157,7 @@ def _compile_within_budget(
                 compilation.outcome,
                 compilation.take_code,
                 backward_now=options.is_bounded,
-                in_order=lambda: as_planned if compilation.is_in_order else None,
+                in_order=in_order,
                 key=f"{partition.key()} {compilation.corrections}",
             )
         except PlanAgain:

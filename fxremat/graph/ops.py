@@ -85,6 +85,11 @@ def is_convolution_gradient(node: fx.Node) -> bool:
     return packet(node) is aten.convolution_backward
 
 
+def has_convolution(node: fx.Node) -> bool:
+    """Whether the node is a convolution, or the gradient of one."""
+    return is_convolution(node) or is_convolution_gradient(node)
+
+
 def argument(node: fx.Node, name: str) -> Any:
     """The value of a named argument of the node, its default where it is not given, else None."""
     if name in node.kwargs:

@@ -48,7 +48,7 @@ class Buffers:
         replaces = self.replaced(is_stored)
         found = self.grouping.scatters
         at = timing.runs_at
-        copied = input_copies(self.graph, self.binding, self.grouping.recomputation.waiting)
+        copied = input_copies(self.graph, self.binding)
         extra = [
             *self._reuses(replaces),
             *((first and at[first], self._read_until(readers), size) for first, readers, size in copied),

@@ -54,25 +54,23 @@ def facts(graph: JointGraph) -> Facts:
     return found
 
 
-def informed(graph: JointGraph, shown: Shown) -> JointGraph:
-    """The graph, known as it was shown to be."""
-    copy = replace(graph)
+def informed(graph: JointGraph, shown: Shown, scratch_bytes: tuple[int, ...]) -> JointGraph:
+    """The graph, known as it was shown to be, the scratch memory of its operators included."""
+    copy = replace(graph, scratch_bytes=scratch_bytes)
     _known[copy] = replace(facts(graph), shown=shown)
     return copy
 
 
 def like(graph: JointGraph, other: JointGraph) -> JointGraph:
     """The graph with what is known of another trace of it."""
-    return informed(graph, facts(other).shown)
+    return informed(graph, facts(other).shown, other.scratch_bytes)
 
 
 def _facts(graph: JointGraph) -> Facts:
     kinds = tuple(loop.kind for loop in graph.loops)
     places = zip(graph.shared_places, kinds, strict=True)
     each = tuple(enumerate(graph.fx_nodes))
-    convolutions = frozenset(
-        index for index, node in each if ops.is_convolution(node) or ops.is_convolution_gradient(node)
-    )
+    convolutions = frozenset(index for index, node in each if ops.has_convolution(node))
     inputs = range(graph.num_inputs) if convolutions else ()
     return Facts(
         kinds,

@@ -17,11 +17,13 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from fxremat._torch.lowered import GeneratedCode
+from fxremat.device.calibrate import scratch_bytes_of
+from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import MIRROR
 
@@ -38,12 +40,14 @@ class Handed:
         storage_bytes: Bytes of each of these storages; the caller's and the forward's outputs count 0.
         constant_bytes: What is live all through the backward: the forward's outputs and the tangents.
         scratch_bytes: For each node, by name, bytes that it allocates and frees again while it runs.
+        convolutions: The nodes, by name, of which the code says how it lays out what they read.
     """
 
     storages: Mapping[str, tuple[int, ...]]
     storage_bytes: Mapping[int, int]
     constant_bytes: int
     scratch_bytes: Mapping[str, int]
+    convolutions: Mapping[str, fx.Node] = field(default_factory=dict)
 
 
 def handed(graph: JointGraph) -> Handed:
@@ -61,6 +65,7 @@ def handed(graph: JointGraph) -> Handed:
         },
         sum(graph.storage_bytes[storage] for storage in returned) + graph.tangent_bytes,
         {node.name: size for node, size in scratch if size},
+        {node.name: node for node in graph.fx_nodes if ops.has_convolution(node)},
     )
 
 
@@ -72,11 +77,13 @@ class CodeMemory:
         peak_bytes: The most bytes that it holds at once, above the parameters and the batch.
         given: What the code of the backward will not say.
         replaced: For buffers that take the place of another, that one, by their names.
+        scratch_bytes: What its convolutions allocate and free again while they run, by their nodes' names.
     """
 
     peak_bytes: int
     given: Handed
     replaced: Mapping[str, str]
+    scratch_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def read(code: GeneratedCode, given: Handed) -> CodeMemory | None:
@@ -96,7 +103,7 @@ def read(code: GeneratedCode, given: Handed) -> CodeMemory | None:
     run = _Run(code, given, _parts(statements))
     for statement in statements:
         run.take(statement)
-    return CodeMemory(run.peak_bytes, run.given, run.replaced)
+    return CodeMemory(run.peak_bytes, run.given, run.replaced, run.scratch_bytes)
 
 
 def _body(text: str) -> Sequence[ast.stmt] | None:
@@ -140,6 +147,7 @@ class _Run:
         self.given = given
         self.parts = parts
         self.replaced: dict[str, str] = {}
+        self.scratch_bytes: dict[str, int] = {}
         self.items: dict[str, Sequence[int]] = {}  # the pieces of returned items that have no name yet
         self.pieces: dict[str, list[int]] = {}  # that each name refers to
         self.references: dict[int, int] = {}  # how many to each piece
@@ -238,11 +246,22 @@ class _Run:
 
         A mirror that is made to wait has lost its name, and needs what its original does.
         """
-        scratch = self.given.scratch_bytes
-        for name in names if scratch else ():
+        for name in names if self.given.scratch_bytes or self.given.convolutions else ():
             origins = [origin.meta.get(MIRROR, origin.name) for origin in self.code.origins(name)]
-            needed = max((scratch.get(origin, 0) for origin in origins), default=0)
+            needed = max((self._scratch_bytes(name, origin) for origin in origins), default=0)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes + needed)
+
+    def _scratch_bytes(self, name: str, origin: str) -> int:
+        """What an external kernel needs, which writes to a buffer of a name, for one of its origins."""
+        known = self.given.scratch_bytes.get(origin, 0)
+        node, operation = self.given.convolutions.get(origin), self.code.operations.get(name)
+        if node is None or operation is None:
+            return known
+        found = scratch_bytes_of(node, operation.layouts)
+        if found is None:
+            return known
+        self.scratch_bytes[origin] = max(found, self.scratch_bytes.get(origin, 0))
+        return found
 
 
 def _names(targets: Iterable[ast.expr]) -> Iterable[str]:

@@ -1,10 +1,10 @@
 """Layout: where Inductor copies a value because a convolution wants it channels last.
 
-It decides for the forward and for the backward
-whether their convolutions work so; what of the caller's the forward has copied, the backward reads as well.
-Then Inductor lays out channels last whatever leads to a
-convolution of the same graph, and what reads that before its last convolution. Where a convolution reads a
-part of a value, such as a slice of a gradient, the part is copied, and the value needs no buffer for it.
+It decides for the forward and for the backward whether their convolutions work so, for the backward as if
+nothing were computed again (``order.py``); what of the caller's the forward has copied, the backward reads
+as well. Then Inductor lays out channels last whatever leads to a convolution of the same graph, and what
+reads that before its last convolution. Where a convolution reads a part of a value, such as a slice of a
+gradient, the part is copied, and the value needs no buffer for it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
 
 
-def input_copies(
-    graph: JointGraph, binding: Binding, waiting: Collection[int] = ()
-) -> Iterable[tuple[int, list[int], int]]:
+def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, list[int], int]]:
     """Copies of the caller's tensors (weights, images) that lie channels last.
 
     Args:
         graph: The graph.
         binding: The resolved schedule.
-        waiting: The steps that are made to wait for others, in which Inductor sees no convolutions.
 
     Yields:
         Triples (first step, steps that read the copy, bytes). The forward's begin with the forward: of what
@@ -49,31 +46,29 @@ def input_copies(
                 if ~read in leading:
                     readers.setdefault(~read, []).append(step)
         yield from ((0, found, known.copied_bytes[operand]) for operand, found in readers.items())
-    elif works_channels_last(graph, binding, range(boundary, len(binding.nodes)), waiting):
+    elif works_channels_last(graph, binding, range(boundary, len(binding.nodes))):
         late = [(operand, step) for operand, step in reads if step >= boundary]
         yield from ((step, [step], known.copied_bytes[operand]) for operand, step in late)
 
 
-def works_channels_last(
-    graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()
-) -> bool:
+def works_channels_last(graph: JointGraph, binding: Binding, part: range) -> bool:
     """Whether Inductor has the convolutions of the forward or the backward work channels last.
 
     Args:
         graph: The graph.
         binding: The resolved schedule.
         part: The steps of the forward, or of the backward.
-        waiting: The steps that are made to wait for others, in which Inductor sees no convolutions.
     """
     known = facts(graph)
-    seen = [step for step in part if binding.nodes[step] in known.convolutions and step not in waiting]
+    own = [binding.nodes[step] for step in part if not binding.is_mirror[step]]
+    seen = tuple(node for node in own if node in known.convolutions)
     if not seen:
         return False
-    key = tuple(binding.nodes[step] for step in seen), len(part)
+    key = seen, len(own)
     found = known.works_channels_last.get(key)
     if found is None:
-        nodes = [*range(graph.num_inputs), *(binding.nodes[step] for step in part if step not in waiting)]
-        found = compilers.lays_out_channels_last([graph.fx_nodes[node] for node in nodes])
+        nodes = [graph.fx_nodes[node] for node in (*range(graph.num_inputs), *own)]
+        found = compilers.lays_out_channels_last(nodes)
         known.works_channels_last[key] = found
     return found
 
@@ -113,8 +108,22 @@ def channels_last(graph: JointGraph, binding: Binding, waiting: Collection[int] 
     if not facts(graph).convolutions:
         return frozenset()
     parts = range(binding.boundary), range(binding.boundary, len(binding.nodes))
-    found = (set(part) & _in_part(graph, binding, part, waiting) for part in parts)
+    found = (
+        set(part) & _in_part(graph, binding, part, waiting)
+        for part in parts
+        if works_channels_last(graph, binding, part)
+    )
     return frozenset().union(*found)
+
+
+def unsettled(graph: JointGraph) -> frozenset[str]:
+    """The gradients of convolutions, by name, of which only the code shows how what they read lies.
+
+    None of a backward whose convolutions work channels last.
+    """
+    gradients = frozenset(node.name for node in graph.fx_nodes if ops.is_convolution_gradient(node))
+    nodes = [*graph.fx_nodes[: graph.num_inputs], *graph.fx_nodes[graph.boundary :]]
+    return frozenset() if gradients and compilers.lays_out_channels_last(nodes) else gradients
 
 
 def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()) -> set[int]:

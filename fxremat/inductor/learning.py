@@ -39,15 +39,23 @@ def learn(
         codes: The code of its forward, of its backward, or of both, and what was read from it.
     """
     for code, memory in codes:
-        taught = graph
+        taught = measured = _measured(graph, memory.scratch_bytes)
         for _ in range(MAX_PASSES):
             shown = _shown(taught, binding, code, memory)
             if shown == facts(taught).shown:
                 break
-            taught = informed(graph, shown)
-        errors = [abs(_peak_bytes(each, binding, code) - memory.peak_bytes) for each in (graph, taught)]
-        graph = taught if errors[1] < errors[0] else graph
+            taught = informed(graph, shown, graph.scratch_bytes)
+        known = (graph, measured, taught)
+        graph = min(known, key=lambda each: abs(_peak_bytes(each, binding, code) - memory.peak_bytes))
     return graph
+
+
+def _measured(graph: JointGraph, told: Mapping[str, int]) -> JointGraph:
+    """The graph with the scratch memory that its operators need, by name, where it is told."""
+    known = zip(graph.nodes, graph.scratch_bytes, strict=False)
+    scratch_bytes = tuple(told.get(node.name, size) for node, size in known)
+    is_new = scratch_bytes != graph.scratch_bytes
+    return informed(graph, facts(graph).shown, scratch_bytes) if is_new else graph
 
 
 def _peak_bytes(graph: JointGraph, binding: Binding, code: GeneratedCode) -> int:

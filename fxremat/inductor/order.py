@@ -1,7 +1,7 @@
 """Order: what holds Inductor to the plan's order.
 
 Control dependencies keep recomputed segments where the plan has them; the marks of segments and stretches
-keep its scheduler from fusing across them.
+keep its scheduler from fusing across them. Convolutions work in the layout in which they do without a plan.
 """
 
 from __future__ import annotations
@@ -84,9 +84,28 @@ def _say_channels_last(backward: fx.GraphModule, waiting: Iterable[fx.Node]) -> 
     It does not see them as convolutions, and would copy what they make to the layout that was traced.
     """
     found = [node for node in waiting if ops.is_convolution(node) and node.meta["val"].dim() == 4]
-    if found and compilers.lays_out_channels_last(list(backward.graph.nodes)):
+    if found and _lays_out_channels_last(backward):
         for node in found:
             node.meta["val"] = node.meta["val"].to(memory_format=torch.channels_last)
+
+
+def held_layout(backward: fx.GraphModule) -> dict[str, bool]:
+    """Inductor's configuration that has a backward's convolutions work as if nothing were computed again.
+
+    Inductor has all convolutions of a graph work channels last if some that it sees do, and a backward that
+    computes none again may have none to see: of one that does, it would then copy each gradient that lies in
+    another order, and some gradients of convolutions need far more scratch memory so.
+    """
+    if _lays_out_channels_last(backward):
+        return {"force_layout_optimization": True}
+    return {"layout_optimization": False}
+
+
+def _lays_out_channels_last(backward: fx.GraphModule) -> bool:
+    """Whether Inductor has the convolutions of a backward work channels last without those that run again."""
+    return compilers.lays_out_channels_last(
+        [node for node in backward.graph.nodes if MIRROR not in node.meta]
+    )
 
 
 def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:

@@ -23,6 +23,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
+from fxremat.inductor.layout import unsettled
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
 from fxremat.memory.liveness import MemoryProfile, profile_of
@@ -138,7 +139,8 @@ class Inductor(MemoryModel):
 
     def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
         """Loops have none, for they run in registers, and what convolutions read is arranged for them."""
-        return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True)
+        either = unsettled(graph)
+        return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True, unsettled=either)
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""

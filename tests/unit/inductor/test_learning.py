@@ -190,7 +190,7 @@ def test_what_explains_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
         for (code, memory), part in zip(codes, parts, strict=True)
     ]
     assert learn(graph, binding, as_told) is graph
-    assert facts(informed(graph, NOTHING)).shown == NOTHING
+    assert facts(informed(graph, NOTHING, graph.scratch_bytes)).shown == NOTHING
 
 
 # --- Plans ------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from fxremat.measure import measure_peak
 from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
 
 # How far a predicted peak may be off where that is more than 3 %: without a budget dead buffers are held.
-OFF = {"unet": 0.035}
+OFF = {"unet": 0.035, "vision_transformer": 0.035}  # where the gradient of a convolution's result is copied
 
 NOTHING = Handed({}, {}, 0, {})
 NO_VIEWS: Mapping[str, Sequence[str]] = {}
@@ -390,6 +390,27 @@ def test_scratch_memory_of_convolutions_over_sequences(groups: int) -> None:
     assert report.lowered_peak_bytes == measured <= 1.03 * report.solution.peak_bytes
 
 
+@pytest.mark.usefixtures("no_kernels", "codes")
+@pytest.mark.parametrize("budget", [None, "min"])
+def test_a_backward_works_in_the_layout_that_it_has_without_a_plan(budget: str | None) -> None:
+    """Convolutions of single channels need many times the memory of their operands channels last."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alone = nn.Conv2d(128, 128, 7, padding=3, groups=128)
+            self.norm = nn.LayerNorm(128)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.alone(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).relu()
+
+    head = nn.Conv2d(3, 128, 4, stride=4), Block(), Block()
+    net = nn.Sequential(*head, nn.Flatten(0), nn.Linear(4 * 128 * 4 * 4, 1))
+    report, measured = stepped(net, torch.ones(4, 3, 16, 16), budget=budget)
+    assert report.lowered_peak_bytes == measured
+    assert measured < 128 * 128 * 7 * 7 * 4
+
+
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("budget", [0.7, "min"])
 @pytest.mark.parametrize(
@@ -413,7 +434,7 @@ def test_buffers_are_those_that_the_code_allocates(
     found = Counter(size for code in codes[-2:] for size in allocated(code))
     told = Counter(planned_buffers(graphs[-1], report.solution.schedule))
     different = sum(size * count for size, count in ((found - told) + (told - found)).items())
-    assert different <= 0.03 * sum(size * count for size, count in found.items())
+    assert different <= OFF.get(name, 0.03) * sum(size * count for size, count in found.items())
 
 
 @pytest.mark.slow
