@@ -283,15 +283,18 @@ def test_a_sum_is_waited_for_rather_than_its_product() -> None:
     assert list(second.users) == [gate] and list(first.users) == [gate]
 
 
-def test_convolutions_that_wait_are_laid_out_as_the_others() -> None:
-    """What Inductor calls the layout of a convolution that waits is channels last; others are as traced."""
+@pytest.mark.parametrize("is_last", [True, False])
+def test_convolutions_that_wait_are_laid_out_as_the_others(is_last: bool) -> None:
+    """Channels last where Inductor has convolutions work so; what is none is as traced."""
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Conv2d(4, 4, 3, bias=False), nn.Tanh())))
     graph = fxremat.capture(model, torch.randn(2, 4, 9, 9, requires_grad=True), loss=torch.sum)
     _, backward = partition(rewrite(graph, expand(graph, {"convolution": 1, "tanh": 1})))
-    assert order_recomputation(backward) == 1
+    decision = {"force_layout_optimization" if is_last else "layout_optimization": is_last}
+    with torch._inductor.config.patch(decision):
+        assert order_recomputation(backward) == 1
     (again,) = (node for node in backward.graph.nodes if node.name == "convolution_mirror1")
     assert again.target is not torch.ops.aten.convolution.default
-    assert again.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    assert again.meta["val"].is_contiguous(memory_format=torch.channels_last) == is_last
     others = [node.meta["val"] for node in backward.graph.nodes if node.name.startswith("tanh")]
     assert others and all(each.is_contiguous() for each in others)
 

@@ -27,8 +27,9 @@ from fxremat.inductor.generated import CodeMemory, Handed, handed, read
 from fxremat.measure import measure_peak
 from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
 
-# How far a predicted peak may be off where that is more than 3 %: without a budget dead buffers are held.
-OFF = {"unet": 0.035, "vision_transformer": 0.035}  # where the gradient of a convolution's result is copied
+# How far predictions may be off where that is more than 3 %: without a budget dead buffers are held, and what
+# the gradient of a convolution reads may be copied.
+OFF = {"unet": 0.035, "vision_transformer": 0.035}
 
 NOTHING = Handed({}, {}, 0, {})
 NO_VIEWS: Mapping[str, Sequence[str]] = {}
