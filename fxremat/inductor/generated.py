@@ -246,7 +246,7 @@ class _Run:
 
         A mirror that is made to wait has lost its name, and needs what its original does.
         """
-        for name in names if self.given.scratch_bytes or self.given.convolutions else ():
+        for name in names:
             origins = [origin.meta.get(MIRROR, origin.name) for origin in self.code.origins(name)]
             needed = max((self._scratch_bytes(name, origin) for origin in origins), default=0)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes + needed)

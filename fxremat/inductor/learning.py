@@ -44,7 +44,7 @@ def learn(
             shown = _shown(taught, binding, code, memory)
             if shown == facts(taught).shown:
                 break
-            taught = informed(graph, shown, graph.scratch_bytes)
+            taught = informed(graph, shown, measured.scratch_bytes)
         known = (graph, measured, taught)
         graph = min(known, key=lambda each: abs(_peak_bytes(each, binding, code) - memory.peak_bytes))
     return graph
