@@ -1,9 +1,11 @@
 """Cuts: where the forward is narrow, so that keeping what crosses is cheap.
 
 A *cut* is a position in the forward. It is crossed by the storages that were made at or before it and are
-read by the forward behind it; their bytes are its *width*. With those kept, everything else of the segment
-before it can be computed again. A cut may be crossed by several tensors: a residual stream and a mask, the
-(h, c) pair of an LSTM step, a U-Net's skips. Linear in nodes.
+read behind it by a node of the forward that may run again; their bytes are its *width*. With those kept,
+everything else of the segment before it can be computed again. A cut may be crossed by several tensors: a
+residual stream and a mask, the (h, c) pair of an LSTM step, a U-Net's skips. A reader that runs once asks for
+nothing to be kept: the running statistics of BatchNorm, which are written at the forward's end, do not make
+its outputs cross every cut. Linear in nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class ForwardLives:
 
     Attributes:
         born: For each storage, the node that makes it.
-        dead: For each storage, its last reader in the forward.
+        dead: For each storage, its last reader in the forward that may run again (its maker, where none).
         positions: The nodes behind which the forward may be cut, in order.
         widths: For each of those, the bytes that cross it.
     """
@@ -40,6 +42,8 @@ def forward_lives(graph: JointGraph) -> ForwardLives:
         node = graph.nodes[position]
         for storage in node.creates:
             born[storage] = dead[storage] = position
+        if node.keep is not None:
+            continue
         for operand in node.operands:
             for storage in graph.nodes[operand].views:
                 dead[storage] = position
@@ -63,7 +67,12 @@ def candidates(lives: ForwardLives, widest: int) -> list[int]:
     Neighbours that the same storages cross count once: the first of them.
     """
     found = []
-    changed = set(lives.born.values()) | set(lives.dead.values())
+    changed = {
+        position
+        for storage, made in lives.born.items()
+        if made < lives.dead[storage]
+        for position in (made, lives.dead[storage])
+    }
     for at, (position, width) in enumerate(zip(lives.positions, lives.widths, strict=True)):
         before = lives.widths[at - 1] if at else width
         after = lives.widths[at + 1] if at + 1 < len(lives.widths) else width

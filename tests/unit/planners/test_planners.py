@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from functorch.compile import min_cut_rematerialization_partition
 from graphs import chain, few, identity, joint_graphs, networks, placeholders, problem
 from hypothesis import given, settings
@@ -231,6 +232,21 @@ def test_neighbours_that_the_same_storages_cross_are_one_candidate() -> None:
     assert names(graph, candidates(lives, widest=4))[0] == "a"
 
 
+def test_what_runs_once_asks_no_cut_to_keep_what_it_reads() -> None:
+    """The running mean is written at the forward's end, of what the first layers made."""
+    operands = {
+        **{"x": (), "mean": (), "a": ["x"], "batch_mean": ["a"], "b": ["a"], "c": ["b"]},
+        "write": ["mean", "batch_mean"],
+    }
+    sizes = {name: 1 for name, reads in operands.items() if reads}
+    of_once, of_again = (
+        forward_lives(JointGraph.from_mappings(operands, sizes, forward_outputs=["c"], keep=keep))
+        for keep in (["write"], [])
+    )
+    assert of_once.widths == (1, 1, 1, 0)  # a, a, b, nothing
+    assert of_again.widths == (1, 2, 2, 1)  # and the batch's mean until it is written
+
+
 def test_a_cut_does_not_tear_outputs_from_their_operator() -> None:
     """There is no position between an operator and its getitem."""
     graph = traced(Network([("sort", -1, -1), ("layer_norm", -1, -1)]))
@@ -332,6 +348,17 @@ def test_the_sublinear_plan_of_a_network() -> None:
     graph = traced(Network([(name, -1, -1) for name in 32 * ["tanh", "softmax"]]))
     plain, best = (PLANNERS[name](problem(graph))[0].peak_bytes for name in ("keep_all", "sublinear"))
     assert best < plain / 3
+
+
+def test_running_statistics_do_not_make_the_sublinear_plan_keep_the_network() -> None:
+    """A chain of 24 convolutions with BatchNorm; the statistics of all of them are written at the end."""
+    layer = (torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    network = torch.nn.Sequential(*(copy.deepcopy(module) for _ in range(24) for module in layer))
+    graph = fxremat.capture(network, torch.randn(4, 4, 16, 16))
+    plain, *reduced = (
+        PLANNERS[name](problem(graph))[0].peak_bytes for name in ("keep_all", "sublinear", "recursive")
+    )
+    assert max(reduced) < plain / 2
 
 
 # --- auto -----------------------------------------------------------------------------------------------
