@@ -13,9 +13,9 @@ takes (``search/row.py``):
 The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then refined by the
 whole model (``search/refine.py``). The frontier of all measured points does not depend on any budget, hence a
 smaller budget never gives a higher peak. The plans of the simpler planners are starts too, and but for
-``revolve``'s are measured besides, if the graph is not large; of a large one only the plan of ``recursive``
-with the least memory. Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in
-seconds, so the same graph gives the same plan everywhere.
+``revolve``'s are measured besides, so that none of theirs is better; of a large graph those of ``min_cut``
+and ``revolve`` are left out, which take long. Graphs of few operators have the plans of ``exact``. Work is
+bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     variants = [True, False] if inlined and graph.is_on_cpu else [False]
     tries = _tries(problem, len(graph.nodes))
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
-    recipes = _recipes(problem) if tries >= ENOUGH_TRIES else ()
-    known = [each.schedule for each in recipes] or [recursive.deepest(problem)]
-    chained = revolve.schedules(problem, STEPS_OF_REVOLVE) if recipes else ()
+    has_time = tries >= ENOUGH_TRIES
+    recipes = _recipes(problem, has_time)
+    known = [each.schedule for each in recipes]
+    chained = revolve.schedules(problem, STEPS_OF_REVOLVE) if has_time else ()
     schedules: dict[Schedule, None] = {}
     for joins_calls in variants:
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls)
@@ -78,9 +79,9 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     return (default, *pareto(found))
 
 
-def _recipes(problem: Problem) -> tuple[Solution, ...]:
+def _recipes(problem: Problem, has_time: bool) -> tuple[Solution, ...]:
     """The plans of the planners that follow a recipe, but for ``revolve``'s: too many to start from."""
-    recipes = (keep_all, drop_cheap, min_cut, sublinear, recursive)
+    recipes = (keep_all, drop_cheap, *((min_cut,) if has_time else ()), sublinear, recursive)
     return tuple(itertools.chain.from_iterable(each.plan(problem) for each in recipes))
 
 
@@ -88,7 +89,7 @@ def _tries(problem: Problem, nodes: int) -> int:
     """How many plans may be tried: as the time limit says, else fewer the larger the graph is."""
     if problem.time_limit_seconds is not None:
         return round(problem.time_limit_seconds * STEPS_PER_SECOND / max(1, nodes))
-    return int(MAX_TRIES * min(1.0, FEW_NODES / max(1, nodes)) ** 2)
+    return int(MAX_TRIES * min(1.0, FEW_NODES / max(1, nodes)) ** 1.5)
 
 
 def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:

@@ -16,8 +16,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.mirrors import expand
-from fxremat.graph.schedule import Schedule
 from fxremat.predict.problem import Problem, Solution
 from fxremat.search.cuts import ForwardLives, crossing, forward_lives, narrow_places
 
@@ -28,14 +26,6 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     """The plans of 1, 2 and 3 cuts per part, for few narrow candidates and for many, least peak first."""
     found = [solution for cuts in CUTS_PER_PART for solution in with_cuts(problem, cuts)]
     return tuple(sorted(found, key=lambda solution: (solution.peak_bytes, solution.seconds)))
-
-
-def deepest(problem: Problem) -> Schedule:
-    """The schedule of one cut per part between the narrowest candidates, not measured."""
-    lives = forward_lives(problem.graph)
-    places = next(iter(narrow_places(lives)), [])
-    counts = mirror_counts(problem.graph, lives, split(problem.graph, places, 1))
-    return expand(problem.graph, counts)
 
 
 def with_cuts(problem: Problem, cuts_per_part: int) -> tuple[Solution, ...]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -397,12 +398,13 @@ def test_a_budget_is_honoured_and_a_smaller_one_never_costs_memory(name: str) ->
     assert seconds == sorted(seconds, reverse=True)
 
 
+@pytest.mark.parametrize("seconds", [None, 0.0], ids=["with time", "without"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_auto_is_no_worse_than_any_other_planner(name: str) -> None:
-    """No plan of theirs takes both less time and less memory than all of its own."""
-    planning = problem(GRAPHS[name]())
+def test_auto_is_no_worse_than_any_other_planner(name: str, seconds: float | None) -> None:
+    """No plan of theirs takes both less time and less memory than all of its own, however little time it has."""
+    planning = replace(problem(GRAPHS[name]()), time_limit_seconds=seconds)
     front = PLANNERS["auto"](planning)
-    for other in ("keep_all", "drop_cheap", "sublinear"):
+    for other in ("keep_all", "drop_cheap", "sublinear", "recursive"):
         for solution in PLANNERS[other](planning):
             assert any(
                 ours.peak_bytes <= solution.peak_bytes and ours.seconds <= solution.seconds for ours in front
