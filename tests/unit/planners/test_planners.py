@@ -401,7 +401,7 @@ def test_a_budget_is_honoured_and_a_smaller_one_never_costs_memory(name: str) ->
 @pytest.mark.parametrize("seconds", [None, 0.0], ids=["with time", "without"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_auto_is_no_worse_than_any_other_planner(name: str, seconds: float | None) -> None:
-    """No plan of theirs takes both less time and less memory than all of its own, however little time it has."""
+    """No plan of theirs takes both less time and less memory than all of its own, even if it has no time."""
     planning = replace(problem(GRAPHS[name]()), time_limit_seconds=seconds)
     front = PLANNERS["auto"](planning)
     for other in ("keep_all", "drop_cheap", "sublinear", "recursive"):
