@@ -86,6 +86,10 @@ def compile_as_inductor(
         return compile_fx(module, inputs, config_patches=dict(settings))  # type: ignore[return-value]
 
 
+def _as_usual(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> None:
+    """Kernels run as Inductor has it."""
+
+
 def compile_with_inductor(
     module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -94,7 +98,7 @@ def compile_with_inductor(
     outcome: Callable[[], object],
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
-    in_order: Callable[[fx.GraphModule, bool], Mapping[str, Any] | None] = lambda graph, is_backward: None,
+    in_order: Callable[[fx.GraphModule, Sequence[Any], bool], Mapping[str, Any] | None] = _as_usual,
     key: str = "",
 ) -> Callable[..., Any]:
     """Compile with Inductor.
@@ -111,9 +115,9 @@ def compile_with_inductor(
         read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
             An exception ends the compilation.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs.
-        in_order: Called with a forward or a backward, and whether it is that: more configuration, for kernels
-            that run where the first of their buffers stands in the graph; None where they run as Inductor
-            has it.
+        in_order: Called with a forward or a backward, its example inputs, and whether it is a backward: more
+            configuration, for kernels that run where the first of their buffers stands in the graph; None
+            where they run as Inductor has it.
         key: What caches are to tell apart besides the graphs themselves.
     """
     versions.require(versions.INDUCTORS)
@@ -122,7 +126,7 @@ def compile_with_inductor(
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         is_backward = bool(kwargs.get("is_backward"))
-        ordered = in_order(args[0], is_backward)
+        ordered = in_order(args[0], args[1], is_backward)
         with (
             contextlib.nullcontext() if ordered is None else _running_in_order(ordered),
             V.set_choices_handler(_choices(V.choices, may_fuse)),

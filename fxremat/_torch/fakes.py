@@ -39,6 +39,7 @@ __all__ = [
     "is_fake",
     "like",
     "outside_of_modes",
+    "propagate_layouts",
     "rehearsable",
     "tensors",
     "undisturbed",
@@ -313,3 +314,32 @@ def _forget(code: CodeType, compiled: Sequence[CodeType]) -> None:
         state = entry.guard_manager.extra_state
         assert state is not None
         state.invalidate(entry, DeletedGuardManagerWrapper("it was traced on fake tensors"))
+
+
+def propagate_layouts(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Give each node the value that it has for these inputs, as Inductor does before it lowers a graph.
+
+    Views count as reshapes, as there: the forward may hand over values that lie otherwise than was traced.
+    What waits (``compilers.order_after``) has a graph of its own, by whose values Inductor lays out what it
+    makes.
+
+    Args:
+        module: A forward or a backward.
+        inputs: Fake tensors for its placeholders.
+    """
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    class Propagation(FakeTensorProp):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            is_view = target is torch.ops.aten.view.default
+            return super().call_function(torch.ops.aten.reshape.default if is_view else target, args, kwargs)
+
+    mode = torch._guards.detect_fake_mode(inputs)
+    Propagation(module, mode=mode).propagate_dont_convert_inputs(*inputs)
+    for gate in module.graph.find_nodes(op="call_function", target=control_deps):
+        value = gate.meta["val"]
+        if isinstance(value, torch.Tensor) and not value.is_contiguous():
+            _, graph, *read = gate.args
+            given = (each.meta["val"] if isinstance(each, fx.Node) else each for each in read)
+            Propagation(getattr(module, graph.target), mode=mode).propagate_dont_convert_inputs(*given)

@@ -25,6 +25,7 @@ from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.emit.writes import guarded
+from fxremat.inductor.images import arrange_images
 from fxremat.inductor.order import held_layout, may_fuse
 from fxremat.options import settings
 from fxremat.options.options import Options, checked
@@ -142,9 +143,11 @@ def _compile_within_budget(
     options = compilation.options
     as_planned = {name: value for name, value in _AS_PLANNED.items() if name not in options.inductor}
 
-    def in_order(graph: fx.GraphModule, is_backward: bool) -> Mapping[str, Any] | None:
+    def in_order(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> Mapping[str, Any] | None:
         if not compilation.is_in_order:
             return None
+        if is_backward:
+            arrange_images(graph, inputs)
         return {**as_planned, **held_layout(graph)} if is_backward else as_planned
 
     while True:

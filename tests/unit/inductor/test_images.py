@@ -1,0 +1,146 @@
+"""Images that convolutions of a backward read lie as kernels work, where nothing reads them otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._inductor.utils import fresh_cache
+from unseen import no_loops
+
+import fxremat
+from fxremat.emit.partition import partition
+from fxremat.emit.rewrite import rewrite
+from fxremat.graph import ops
+from fxremat.graph.mirrors import expand
+from fxremat.inductor.images import arrange_images
+from fxremat.inductor.order import order_recomputation
+from fxremat.measure import measure_peak
+
+CHANNELS = 4
+
+
+class Chain(nn.Module):
+    """Convolutions with activations between them."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], channels: int = CHANNELS) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, 3, bias=False) for _ in range(3))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution in self.convolutions:
+            x = self.activation(convolution(x))
+        return x
+
+
+def backward_of(
+    model: nn.Module, channels: int = CHANNELS, again: Callable[[str], bool] = lambda name: False
+) -> fx.GraphModule:
+    """The backward of a small batch, which computes the nodes of the forward again of which that is said."""
+    graph = fxremat.capture(model, torch.randn(2, channels, 12, 12, requires_grad=True), loss=torch.sum)
+    forward = graph.nodes[graph.num_inputs : graph.boundary]
+    counts = {node.name: 1 for node in forward if again(node.name)}
+    return partition(rewrite(graph, expand(graph, counts)))[1]
+
+
+def handed(backward: fx.GraphModule, layout: torch.memory_format, but: str = "") -> list[Tensor]:
+    """What the forward hands over: its images and weights in a layout, but for one."""
+    values = {node.name: node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")}
+    images = {name: each for name, each in values.items() if each.dim() == 4 and name != but}
+    with next(iter(values.values())).fake_mode:
+        return [*(values | {name: each.to(memory_format=layout) for name, each in images.items()}).values()]
+
+
+def images(backward: fx.GraphModule) -> list[fx.Node]:
+    """What the gradients of convolutions read of a batch."""
+    gradients = filter(ops.is_convolution_gradient, backward.graph.nodes)
+    return [each for node in gradients for each in node.args[:2] if isinstance(each, fx.Node)]
+
+
+def is_channels_last(node: fx.Node) -> bool:
+    """Whether a value lies channels last."""
+    return bool(node.meta["val"].is_contiguous(memory_format=torch.channels_last))
+
+
+def test_images_lie_as_the_kernels_work_that_read_them() -> None:
+    """The tangent of a sum is traced contiguous; a kernel that works channels last reads it so."""
+    backward = backward_of(Chain(lambda x: x.flatten(2).tanh().unflatten(2, x.shape[2:])))
+    assert arrange_images(backward, handed(backward, torch.channels_last)) == 1
+    assert all(map(is_channels_last, images(backward)))
+    (copy,) = backward.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+    (image,) = copy.all_input_nodes
+    assert list(image.users) == [copy] and copy in images(backward)
+
+
+@pytest.mark.parametrize("channels", [1, CHANNELS])
+def test_images_stay_as_traced_where_kernels_work_so(channels: int) -> None:
+    """Contiguous weights and images have contiguous gradients; of one channel both orders are the same."""
+    layout = torch.channels_last if channels == 1 else torch.contiguous_format
+    backward = backward_of(Chain(torch.tanh, channels), channels)
+    before = str(backward.graph)
+    assert arrange_images(backward, handed(backward, layout)) == 0
+    assert str(backward.graph) == before
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_an_image_that_a_product_reads_stays_as_traced(is_read: bool) -> None:
+    """It would be copied for the product instead."""
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)
+            self.weight = nn.Parameter(torch.randn(144, 144))
+
+        def forward(self, x: Tensor) -> Tensor:  # primals_3
+            x = x.flatten(2).tanh().view_as(x)
+            product = (x.flatten(2) @ self.weight).view_as(x) if is_read else 0
+            return self.convolution(x) + product
+
+    backward = backward_of(Read(), again=lambda name: True)
+    (gradient,) = filter(ops.is_convolution_gradient, backward.graph.nodes)
+    arrange_images(backward, handed(backward, torch.channels_last, but="primals_3"))
+    image = gradient.args[1]
+    assert isinstance(image, fx.Node) and is_channels_last(image) is not is_read
+
+
+def test_a_convolution_that_waits_is_laid_out_as_it_works() -> None:
+    """Its graph of its own was traced contiguous, and Inductor would copy what it makes to that."""
+    backward = backward_of(Chain(torch.tanh), again={"convolution", "tanh"}.__contains__)
+    assert order_recomputation(backward) > 0
+    arrange_images(backward, handed(backward, torch.channels_last))
+    parts = [each for each in backward.children() if isinstance(each, fx.GraphModule)]
+    made = [node for part in parts for node in part.graph.nodes if ops.is_convolution(node)]
+    assert made and all(map(is_channels_last, made))
+
+
+def test_a_backward_without_convolutions_is_not_touched() -> None:
+    """Not even its values are looked at."""
+    graph = fxremat.capture(nn.Linear(4, 4), torch.randn(2, 4), loss=torch.sum)
+    backward = partition(graph)[1]
+    assert arrange_images(backward, []) == 0
+
+
+def test_code_holds_no_copies_of_images() -> None:
+    """With normalisations in groups between convolutions, the code for the least memory is as predicted."""
+
+    def block() -> list[nn.Module]:
+        return [nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()]
+
+    model = nn.Sequential(*(layer for _ in range(6) for layer in block()))
+    compiled = torch.compile(model, backend="fxremat", options={"budget": "min"})
+    images = torch.randn(8, 16, 32, 32)
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        compiled(images).square().mean().backward()
+
+    with fresh_cache(), no_loops():
+        step()
+        measured = measure_peak(step, device="cpu").peak_bytes
+    (report,) = fxremat.reports()[-1:]
+    assert report.lowered_peak_bytes == pytest.approx(report.solution.peak_bytes, rel=0.01)
+    assert measured == pytest.approx(report.lowered_peak_bytes, rel=0.01)
