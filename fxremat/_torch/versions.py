@@ -71,6 +71,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "CompileContext.current_compile_id",
         "TracingContext.try_get",
         "active_fake_mode",
+        "detect_fake_mode",
         "tracing",
     ),
     "torch._higher_order_ops.effects": ("has_effects", "with_effects"),
