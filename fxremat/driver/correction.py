@@ -170,7 +170,7 @@ class Correction:
         if taught is problem.graph:
             return choice
         self._taught = taught
-        return _again(choice, replace(problem, graph=taught, _latest=[]))
+        return _again(choice, replace(problem, graph=taught, _latest={}))
 
     def _lower(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
         """Go on with a plan that is lower by what the code holds beyond the budget."""
@@ -260,7 +260,7 @@ class Correction:
 
 def _informed(problem: Problem, taught: JointGraph) -> Problem:
     """The problem of a graph that was traced again, with what is known of it."""
-    return replace(problem, graph=like(problem.graph, taught), _latest=[])
+    return replace(problem, graph=like(problem.graph, taught), _latest={})
 
 
 def _again(choice: Choice, problem: Problem) -> Choice:

@@ -218,6 +218,11 @@ class JointGraph:
         return tuple(map(loop, self.fx_nodes))
 
     @functools.cached_property
+    def bytes_of_nodes(self) -> tuple[int, ...]:
+        """Bytes that running each node allocates."""
+        return tuple(sum([self.storage_bytes[storage] for storage in node.creates]) for node in self.nodes)
+
+    @functools.cached_property
     def shared_places(self) -> tuple[int | None, ...]:
         """For each node that shares storages, which of its operands has them; None for others."""
         return tuple(None if node.shares is None else node.operands.index(node.shares) for node in self.nodes)
@@ -272,7 +277,7 @@ class JointGraph:
 
     def node_bytes(self, index: int) -> int:
         """Bytes that running the node allocates."""
-        return sum(self.storage_bytes[storage] for storage in self.nodes[index].creates)
+        return self.bytes_of_nodes[index]
 
     def is_backward(self, index: int) -> bool:
         """Whether the node stands behind the boundary."""

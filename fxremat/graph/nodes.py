@@ -255,12 +255,10 @@ def boundary_of(order: Sequence[Node], is_mirror: Sequence[bool] = ()) -> int:
         order: Nodes as they run, inputs among them or not.
         is_mirror: For each, whether it ran before, which does not end the forward; empty if none did.
     """
-    boundary = len(order)
-    while boundary and (
-        (is_mirror and is_mirror[boundary - 1])
-        or order[boundary - 1].phase not in (Phase.INPUT, Phase.FORWARD)
-    ):
-        boundary -= 1
+    early = Phase.INPUT, Phase.FORWARD
+    backwards = range(len(order) - 1, -1, -1)
+    ends = (at for at in backwards if order[at].phase in early and not (is_mirror and is_mirror[at]))
+    boundary = next(ends, -1) + 1
     while boundary < len(order) and order[boundary].leader is not None:
         boundary += 1
     return boundary

@@ -105,16 +105,18 @@ class Buffers:
         """
         outputs = {self.inlining.bases[step] for step in self.binding.outputs}
         never = facts(self.graph).shown.never_of(self.binding, self.inlining.readers)
+        sizes = facts(self.graph).bytes_of_one
         found: dict[int, int] = {}
         taken: set[int] = set()
         for step, kernel in enumerate(self.kernels):
             if kernel is None or not kernel.is_loop or not is_stored[step]:
                 continue
             size = self.graph.node_bytes(self.binding.nodes[step])
-            for leaf in self.inlining.leaves[step]:
-                fits = is_stored[leaf] and self._bytes_of_one(leaf) == size > 0
+            for leaf in self.inlining.leaves[step] if size else ():
+                if not is_stored[leaf] or sizes[self.binding.nodes[leaf]] != size:
+                    continue
                 is_fixed = leaf in taken or leaf in outputs or leaf in self.grouping.feeders
-                if not fits or is_fixed or not self._reads_last(step, leaf):
+                if is_fixed or not self._reads_last(step, kernel, leaf):
                     continue
                 is_own = self.timing.read_until[step] == kernel.runs_at
                 if is_own and self.binding.nodes[leaf] not in never.get(step, ()):
@@ -123,21 +125,15 @@ class Buffers:
                     break
         return found
 
-    def _reads_last(self, step: int, leaf: int) -> bool:
+    def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
         """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""
-        kernel = self.kernels[step]
-        found = ((reader, self.kernels[reader]) for reader in self.inlining.realized_readers[leaf])
-        return kernel is not None and all(
-            other is None
-            or other.rank < kernel.rank
-            or (other is kernel and depends_on(step, reader, self.inlining.leaves))
-            for reader, other in found
-        )
-
-    def _bytes_of_one(self, step: int) -> int:
-        """Bytes of a step's buffer; 0 if it has several or none."""
-        node = self.binding.nodes[step]
-        return self.graph.node_bytes(node) if len(self.graph.nodes[node].creates) == 1 else 0
+        for reader in self.inlining.realized_readers[leaf]:
+            other = self.kernels[reader]
+            if other is None or other.rank < kernel.rank:
+                continue
+            if other is not kernel or not depends_on(step, reader, self.inlining.leaves):
+                return False
+        return True
 
     # -- what is held in another, or copied
 

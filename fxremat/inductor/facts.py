@@ -22,7 +22,11 @@ class Facts:
     Attributes:
         kinds: How each node is lowered.
         viewed_places: For each view, which of its operands it looks at; None for others.
+        picked_places: The same, but None for a ``getitem``, too.
+        inputs: For each node, the graph's inputs that it reads itself.
+        bytes_of_one: Bytes of each node's buffer; 0 if it has several or none.
         convolutions: Indices of convolutions and their gradients.
+        plain_convolutions: Indices of convolutions.
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input of a graph with convolutions, bytes of the copy that lies channels last;
             0 where the input lies so itself.
@@ -35,7 +39,11 @@ class Facts:
 
     kinds: tuple[Kind, ...]
     viewed_places: tuple[int | None, ...]
+    picked_places: tuple[int | None, ...]
+    inputs: tuple[frozenset[int], ...]
+    bytes_of_one: tuple[int, ...]
     convolutions: frozenset[int]
+    plain_convolutions: frozenset[int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequence_bytes: Mapping[int, int]
@@ -69,13 +77,18 @@ def like(graph: JointGraph, other: JointGraph) -> JointGraph:
 def _facts(graph: JointGraph) -> Facts:
     kinds = tuple(loop.kind for loop in graph.loops)
     places = zip(graph.shared_places, kinds, strict=True)
+    viewed = tuple(place if kind is Kind.VIEW else None for place, kind in places)
     each = tuple(enumerate(graph.fx_nodes))
     convolutions = frozenset(index for index, node in each if ops.has_convolution(node))
     inputs = range(graph.num_inputs) if convolutions else ()
     return Facts(
         kinds,
-        tuple(place if kind is Kind.VIEW else None for place, kind in places),
+        viewed,
+        tuple(None if node.leader is not None else at for at, node in zip(viewed, graph.nodes, strict=True)),
+        tuple(frozenset(read for read in node.operands if read < graph.num_inputs) for node in graph.nodes),
+        tuple(graph.node_bytes(at) if len(each.creates) == 1 else 0 for at, each in enumerate(graph.nodes)),
         convolutions,
+        frozenset(index for index in convolutions if ops.is_convolution(graph.fx_nodes[index])),
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: size for index in convolutions if (size := _sequence_bytes(graph, index))},

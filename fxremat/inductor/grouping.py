@@ -65,32 +65,36 @@ class Grouping:
         loop = self.inlining.loops[step]
         is_loop = self.inlining.kinds[step] is not Kind.KERNEL
         producers = self._producers(step)
-        joined = self._joinable(step, producers) if is_loop and step not in self._scattered else None
+        shareable = self._shareable(step) if is_loop else []
+        is_joining = is_loop and step not in self._scattered
+        joined = self._joinable(step, producers, shareable) if is_joining else None
         if loop.is_cat and self.graph.is_on_cpu:
             self.feeders[step] = dict(self._find_feeders(step))
         place = self.inlining.realized_at(step)
         kernel = joined or Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=place)
         kernel.take(step, loop, place, producers, self._realized_count)
-        for read in self._shareable(step) if is_loop else ():
-            readers = self._latest_readers.setdefault(read, deque(maxlen=MAX_SIBLINGS))
-            if not readers or readers[0] is not kernel:
+        for read in shareable:
+            readers = self._latest_readers.get(read)
+            if readers is None:
+                self._latest_readers[read] = deque((kernel,), MAX_SIBLINGS)
+            elif readers[0] is not kernel:
                 readers.appendleft(kernel)
         return kernel
 
     def _producers(self, step: int) -> Sequence[Kernel]:
         """The kernels that compute what a step reads; what was saved is there when the backward begins."""
-        is_backward = step >= self.binding.boundary
-        leaves = self.inlining.leaves[step]
-        found = [self.kernels[leaf] for leaf in leaves if not is_backward or leaf >= self.binding.boundary]
-        return list(dict.fromkeys([kernel for kernel in found if kernel is not None]))
+        boundary = self.binding.boundary
+        first = boundary if step >= boundary else 0
+        found = dict.fromkeys([self.kernels[leaf] for leaf in self.inlining.leaves[step] if leaf >= first])
+        return [kernel for kernel in found if kernel is not None]
 
-    def _joinable(self, step: int, producers: Sequence[Kernel]) -> Kernel | None:
+    def _joinable(self, step: int, producers: Sequence[Kernel], shareable: Iterable[int]) -> Kernel | None:
         """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read.
 
         No path may lead from it to the loop through another kernel, which would have to run inside of it.
         """
         loop = self.inlining.loops[step]
-        siblings = itertools.chain(*(self._latest_readers.get(read, ()) for read in self._shareable(step)))
+        siblings = itertools.chain(*[self._latest_readers.get(read, ()) for read in shareable])
         for kernel in dict.fromkeys((*producers, *siblings)):
             is_open = kernel.admits(loop.elements, loop.reduction) and self._is_open(kernel, step)
             if is_open and not leads_to(kernel, producers):
@@ -99,26 +103,27 @@ class Grouping:
 
     def _is_open(self, kernel: Kernel, step: int) -> bool:
         """Whether a kernel is near a loop, and of its segment, or of its stretch if neither recomputes."""
-        steps = (*kernel.steps, step)
-        is_same_part = (kernel.steps[0] >= self.binding.boundary) == (step >= self.binding.boundary)
-        if not is_same_part or self._realized_count - kernel.ordinal > MAX_DISTANCE:
+        first, boundary = kernel.steps[0], self.binding.boundary
+        if self._realized_count - kernel.ordinal > MAX_DISTANCE or first < boundary <= step:
             return False
-        is_again = any(self.binding.is_mirror[each] for each in steps)
-        numbers = self.recomputation.segments if is_again else self.recomputation.stretches
-        return len({numbers[each] for each in steps}) == 1
+        segments, stretches = self.recomputation.segments, self.recomputation.stretches
+        is_of_segment, is_of_stretch = segments[first] == segments[step], stretches[first] == stretches[step]
+        if is_of_segment == is_of_stretch:  # numbers ascend: what lies between has the same
+            return is_of_segment
+        is_again = any(self.binding.is_mirror[each] for each in (*kernel.steps, step))
+        return is_of_segment if is_again else is_of_stretch
 
-    def _shareable(self, step: int) -> Iterable[int]:
+    def _shareable(self, step: int) -> list[int]:
         """What is read of steps, and of inputs (numbered below 0), and is enough to fuse with other readers.
 
         Of its seeds a draw reads one.
         """
         if self.inlining.loops[step].is_draw:
-            return
-        nodes, node_bytes = self.binding.nodes, self.graph.node_bytes
-        leaves = self.inlining.leaves[step]
-        yield from (leaf for leaf in leaves if node_bytes(nodes[leaf]) >= MIN_SHARED_BYTES)
-        inputs = sorted(self.inlining.inputs_read[step])
-        yield from (-1 - each for each in inputs if self.graph.loops[each].elements >= MIN_SHARED_BYTES)
+            return []
+        nodes, sizes = self.binding.nodes, self.graph.bytes_of_nodes
+        leaves, inputs = self.inlining.leaves[step], sorted(self.inlining.inputs_read[step])
+        found = [leaf for leaf in leaves if sizes[nodes[leaf]] >= MIN_SHARED_BYTES]
+        return found + [~each for each in inputs if self.graph.loops[each].elements >= MIN_SHARED_BYTES]
 
     def _find_feeders(self, step: int) -> Iterable[tuple[int, Kernel]]:
         """Operands of a concatenation, and the near loops that have them at hand and can write them to it."""

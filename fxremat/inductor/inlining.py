@@ -21,8 +21,6 @@ from fxremat.inductor.shown import State
 MAX_READS_WHEN_REUSED = 4
 MAX_READS, MAX_READS_ON_CPU = 8, 12
 
-NO_INPUTS: frozenset[int] = frozenset()
-
 
 class Inlining:
     """What is realized of a schedule.
@@ -54,83 +52,75 @@ class Inlining:
         self.states = facts(graph).shown.states_of(binding, self.readers)
         self.parts_read = parts_read(graph, binding, self.bases)
         outputs = {self.bases[step] for step in binding.outputs}
-        self.pinned = [step in outputs or self._crosses(step) for step in range(len(binding.nodes))]
-        self.leaves: list[tuple[int, ...]] = []
-        self.inputs_read: list[frozenset[int]] = []
-        self.is_dear: list[bool] = []
-        self.realized: list[bool] = []
-        self._looked_at = looked_at(graph, binding)
-        needed = {step for step in range(len(binding.nodes)) if self.pinned[step]}.union(waits)
+        crossing = self._crossing()
+        self.pinned = [step in outputs or step in crossing for step in range(len(binding.nodes))]
+        needed = {step for step, is_pinned in enumerate(self.pinned) if is_pinned}.union(waits)
         products = summed_products(self.loops, binding.reads, self.readers, needed, graph.is_on_cpu)
         for product, total in products.items():
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
-        self._buffers_read: list[tuple[int, ...]] = []  # the leaves with an operator's outputs told apart
-        self._is_heavy: list[bool] = []  # whether a transcendental function is computed for it, on a CPU
+        nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
+        self.leaves = nothing.copy()
+        self._buffers_read = nothing  # the leaves with an operator's outputs told apart
+        own_inputs = facts(graph).inputs
+        self.inputs_read = [own_inputs[position] for position in binding.nodes]
+        self.realized = [kind is not Kind.VIEW for kind in self.kinds]  # of pointwise steps it is found out
+        self.is_dear = [False] * len(binding.nodes)
+        self._is_heavy = [False] * len(binding.nodes)  # if a transcendental function is computed, on a CPU
         self._operations = Operations(graph, binding, self.bases)
-        for step in range(len(binding.nodes)):
-            self._realize(step)
+        self._realize()
         self.realized_readers = self._find_realized_readers()
 
-    def _crosses(self, step: int) -> bool:
-        """Whether the backward reads what a step of the forward computes."""
-        boundary, readers = self.binding.boundary, self.readers[step]
-        return step < boundary and bool(readers) and readers[-1] >= boundary  # they ascend
+    def _crossing(self) -> frozenset[int]:
+        """The steps of the forward that the backward reads."""
+        boundary = self.binding.boundary
+        forward = enumerate(self.readers[:boundary])
+        return frozenset(step for step, each in forward if each and each[-1] >= boundary)  # they ascend
 
-    def _realize(self, step: int) -> None:
-        """Find what computing a step reads, inlined operands looked through, and whether it is realized."""
-        realized = self.realized
-        found: dict[int, None] = {}
-        buffers: dict[int, None] = {}
-        reads = [read for read in self.binding.reads[step] if read is not None]
-        inputs = self._find_inputs(step, reads)
-        for read in reads if self.bases[step] == step else ():  # who reads a view reads what it looks at
-            base = self.bases[read]
-            if realized[base]:
-                found[base] = buffers[self._looked_at[read]] = None
-            else:
-                found.update(dict.fromkeys(self.leaves[base]))
-                buffers.update(dict.fromkeys(self._buffers_read[base]))
-        self.leaves.append(tuple(found))
-        self._buffers_read.append(tuple(buffers))
-        self.inputs_read.append(inputs)
-        if self.kinds[step] is Kind.POINTWISE:
-            bases = (self.bases[read] for read in reads if not realized[self.bases[read]])
-            is_heavy = self.loops[step].is_expensive or any(self._is_heavy[base] for base in bases)
-            self._is_heavy.append(is_heavy and self.graph.is_on_cpu)
-            self.is_dear.append(self._costs_much(step, self._num_reads(step)))
-        else:  # nothing that is computed inside of its readers
-            self._is_heavy.append(False)
-            self.is_dear.append(False)
-            self._operations.pass_over()
-        realized.append(self._must_realize(step))
-
-    def _find_inputs(self, step: int, reads: Sequence[int]) -> frozenset[int]:
-        """The graph's inputs that computing a step reads, inlined operands looked through."""
-        found = NO_INPUTS
-        for read in reads:
-            if not self.realized[read] and self.inputs_read[read]:
-                found |= self.inputs_read[read]
-        return found if len(reads) == len(self.binding.reads[step]) else found | self._own_inputs(step)
-
-    def _own_inputs(self, step: int) -> frozenset[int]:
-        """The graph's inputs that a step reads itself."""
-        operands = self.graph.nodes[self.binding.nodes[step]].operands
-        reads = zip(operands, self.binding.reads[step], strict=True)
-        return frozenset(operand for operand, read in reads if read is None)
+    def _realize(self) -> None:
+        """Find what computing each step reads, inlined operands looked through, and what is realized."""
+        realized, inputs, is_heavy = self.realized, self.inputs_read, self._is_heavy
+        bases, looked_at = self.bases, looked_at_by(self.graph, self.binding)
+        for step, (kind, reads) in enumerate(zip(self.kinds, self.binding.reads, strict=True)):
+            found: list[int] = []
+            buffers: list[int] = []
+            operations, heavy = 0, self.loops[step].is_expensive
+            for read in reads:
+                if read is None:
+                    operations += 1
+                    continue
+                if inputs[read] and not realized[read]:
+                    inputs[step] |= inputs[read]
+                base = bases[read]
+                if realized[base]:
+                    found.append(base)
+                    buffers.append(looked_at[read])
+                    operations += 1
+                else:
+                    found += self.leaves[base]
+                    buffers += self._buffers_read[base]
+                    operations += self._operations.counts[base]
+                    heavy = heavy or is_heavy[base]
+            if bases[step] != step:  # who reads a view reads what it looks at
+                continue
+            self.leaves[step] = self._buffers_read[step] = tuple(dict.fromkeys(found))
+            if buffers != found:
+                self._buffers_read[step] = tuple(dict.fromkeys(buffers))
+            if kind is Kind.POINTWISE:
+                is_heavy[step] = heavy and self.graph.is_on_cpu
+                self.is_dear[step] = self._costs_much(step, operations)
+                realized[step] = self._must_realize(step)
 
     def _must_realize(self, step: int) -> bool:
-        """Whether a value is computed where it stands: it is no loop, or its readers can't compute it."""
-        kind, loop = self.kinds[step], self.loops[step]
-        if kind is Kind.VIEW or step in self._products:
+        """Whether a pointwise value is computed where it stands, for its readers can't compute it."""
+        if step in self._products:
             return False
-        if kind is not Kind.POINTWISE or self.pinned[step]:
+        if self.pinned[step]:
             return True
         if step in self.states:
             return self.states[step] is not State.INLINED
-        if self.is_dear[step]:
-            return True
-        if loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
+        loop = self.loops[step]
+        if self.is_dear[step] or loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
             return True
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
@@ -139,9 +129,10 @@ class Inlining:
 
         This holds of windows and of external kernels.
         """
-        kind, loop, readers = self.kinds[step], self.loops[step], self.readers[step]
-        stays = self.pinned[step] or self.is_dear[step] or loop.is_window or loop.is_draw or loop.is_cat
-        if kind is not Kind.POINTWISE or stays or not readers:
+        if self.kinds[step] is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
+            return step
+        loop, readers = self.loops[step], self.readers[step]
+        if loop.is_window or loop.is_draw or loop.is_cat or not readers:
             return step
         is_for_windows = len(readers) == 1 and self.loops[readers[0]].is_window
         is_for_kernels = all(self.kinds[reader] is Kind.KERNEL for reader in readers)
@@ -149,23 +140,31 @@ class Inlining:
 
     def _needs_buffer(self, reader: int, step: int) -> bool:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
-        if self.loops[reader].is_put:
+        loop = self.loops[reader]
+        if self.kinds[reader] is not Kind.KERNEL:
+            return loop.is_window and self._num_reads(step) > 1
+        if loop.is_put:
             return False
-        if self.kinds[reader] is Kind.KERNEL:
-            parts = self.parts_read.get(reader, ())
-            own = self.binding.reads[reader][1 if self.loops[reader].is_scatter else 0 :]
-            reads = (read for read in own if read is not None)
-            return any(self.bases[read] == step and read not in parts for read in reads)
-        return self.loops[reader].is_window and self._num_reads(step) > 1
+        if not loop.is_scatter and reader not in self.parts_read:
+            return True
+        parts = self.parts_read.get(reader, ())
+        own = self.binding.reads[reader][1 if loop.is_scatter else 0 :]
+        reads = (read for read in own if read is not None)
+        return any(self.bases[read] == step and read not in parts for read in reads)
 
     def _num_reads(self, step: int) -> int:
         """Buffers that computing a step reads."""
         return len(self._buffers_read[step]) + len(self.inputs_read[step])
 
-    def _costs_much(self, step: int, reads: int) -> bool:
-        """Whether computing a value inside of its readers would be too much work."""
-        is_reused = len(self.readers[step]) > 1
-        count = self._operations.take(step, self.realized)
+    def _costs_much(self, step: int, operations: int) -> bool:
+        """Whether computing a value inside of its readers would be too much work.
+
+        Args:
+            step: The step.
+            operations: Those of what it reads.
+        """
+        is_reused, reads = len(self.readers[step]) > 1, self._num_reads(step)
+        count = self._operations.take(step, operations, self.realized)
         if count > self._operations.limit and (is_reused or count > MOST or self._reads_several(step)):
             return True
         is_much = self._is_heavy[step] or reads > MAX_READS_WHEN_REUSED
@@ -197,22 +196,22 @@ def viewed(graph: JointGraph, binding: Binding) -> list[int]:
     return _followed(binding, facts(graph).viewed_places)
 
 
-def looked_at(graph: JointGraph, binding: Binding) -> list[int]:
+def looked_at_by(graph: JointGraph, binding: Binding) -> list[int]:
     """For each step, that whose buffer its value looks at, where an operator's outputs are told apart.
 
     Such an output is the step of its ``getitem``.
     """
-    nodes = zip(facts(graph).viewed_places, graph.nodes, strict=True)
-    return _followed(binding, [place if node.leader is None else None for place, node in nodes])
+    return _followed(binding, facts(graph).picked_places)
 
 
 def _followed(binding: Binding, places: Sequence[int | None]) -> list[int]:
     """For each step, where the operands in these places lead, from one to the next."""
-    found: list[int] = []
-    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
+    found = list(range(len(binding.nodes)))
+    for step, position in enumerate(binding.nodes):
         place = places[position]
-        source = None if place is None else reads[place]
-        found.append(step if source is None else found[source])
+        if place is not None:
+            source = binding.reads[step][place]
+            found[step] = step if source is None else found[source]
     return found
 
 
@@ -225,9 +224,9 @@ def readers(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> list[l
         bases: What ``viewed`` says.
     """
     found: list[list[int]] = [[] for _ in binding.nodes]
-    is_view = [kind is Kind.VIEW for kind in facts(graph).kinds]
+    kinds = facts(graph).kinds
     for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
-        if is_view[position]:
+        if kinds[position] is Kind.VIEW:
             continue
         for base in dict.fromkeys([bases[read] for read in reads if read is not None]):
             found[base].append(step)

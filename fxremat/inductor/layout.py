@@ -41,7 +41,8 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, lis
         for operand, step in reads:
             readers.setdefault(operand, []).append(step)
         leading = {~read for read in _in_part(graph, binding, range(boundary)) if read < 0}
-        for step in range(boundary, len(binding.nodes)) if leading else ():
+        behind = enumerate(binding.nodes[boundary:] if leading else (), boundary)
+        for step in (step for step, node in behind if not leading.isdisjoint(known.inputs[node])):
             for read in _operands(graph, binding, step):
                 if ~read in leading:
                     readers.setdefault(~read, []).append(step)
@@ -131,10 +132,11 @@ def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collecti
 
     These are steps of the part and of others, and inputs of the graph as negative numbers.
     """
+    convolutions = facts(graph).plain_convolutions
     preferred: set[int] = set()
     last = part.start - 1
     for step in reversed(part):
-        is_convolution = step not in waiting and ops.is_convolution(graph.fx_nodes[binding.nodes[step]])
+        is_convolution = binding.nodes[step] in convolutions and step not in waiting
         if is_convolution or step in preferred:
             last = max(last, step) if is_convolution else last
             preferred.update((step, *_operands(graph, binding, step)))

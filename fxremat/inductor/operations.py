@@ -20,35 +20,30 @@ class Operations:
     """The operations of a schedule's loops, which are gone through step by step.
 
     Attributes:
-        counts: For each step so far, the operations that computing it takes; no less where they are few.
+        counts: For each step so far, the operations that computing it takes, no less where they are few; 0
+            for what is computed inside of no other.
         limit: With more than so many a loop is too long to be computed in two places.
     """
 
     def __init__(self, graph: JointGraph, binding: Binding, bases: Sequence[int]) -> None:
-        self.counts: list[int] = []
+        self.counts = [0] * len(binding.nodes)
         self.limit = compilers.max_operations(graph.is_on_cpu)
         self._graph = graph
         self._binding = binding
         self._bases = bases
 
-    def take(self, step: int, realized: Sequence[bool]) -> int:
-        """The operations of the next step.
+    def take(self, step: int, read: int, realized: Sequence[bool]) -> int:
+        """The operations of a step.
 
         Args:
             step: The step.
+            read: Those of what it reads: one for each value that is realized or an input.
             realized: For each step before it, whether its value is realized.
         """
         loop = self._graph.loops[self._binding.nodes[step]]
-        count = loop.operations + len(loop.numbers)
-        for read in self._binding.reads[step]:
-            is_inlined = read is not None and not realized[self._bases[read]]
-            count += self.counts[self._bases[read]] if read is not None and is_inlined else 1
-        self.counts.append(count if count <= self.limit else self._counted(step, realized))
-        return self.counts[-1]
-
-    def pass_over(self) -> None:
-        """Go on to the step behind the next, which is computed inside of no other."""
-        self.counts.append(0)
+        count = loop.operations + len(loop.numbers) + read
+        self.counts[step] = count if count <= self.limit else self._counted(step, realized)
+        return self.counts[step]
 
     def _counted(self, step: int, realized: Sequence[bool]) -> int:
         """The operations of a step, what is computed in two places once."""

@@ -65,16 +65,20 @@ def _read_until(
         runs_at: For each step, when its kernel runs.
         copied_at: For a concatenation and an operand that a near loop copies there, when that loop runs.
     """
-    inlining = grouping.inlining
+    kinds, readers, kernels = grouping.inlining.kinds, grouping.inlining.readers, grouping.kernels
     found = list(runs_at)
     for step in range(len(found) - 1, -1, -1):
-        if inlining.kinds[step] is Kind.VIEW:
+        if kernels[step] is not None:
+            continue
+        if kinds[step] is Kind.VIEW:
             found[step] = step
-        elif grouping.kernels[step] is None:
-            ends = [copied_at.get((reader, step), found[reader]) for reader in inlining.readers[step]]
+        elif copied_at:
+            ends = [copied_at.get((reader, step), found[reader]) for reader in readers[step]]
             found[step] = max(ends, default=step)
-    for pooling, readers in inlined_offsets(grouping.graph, grouping.binding):
-        found[pooling] = max(found[pooling], *(found[reader] for reader in readers))
+        else:
+            found[step] = max(map(found.__getitem__, readers[step]), default=step)
+    for pooling, picks in inlined_offsets(grouping.graph, grouping.binding):
+        found[pooling] = max(found[pooling], *(found[reader] for reader in picks))
     return found
 
 

@@ -24,9 +24,9 @@ def storage_instances(graph: JointGraph, binding: Binding) -> Instances:
         node, place = nodes[position], places[position]
         if place is None:
             created = node.recreates if binding.is_mirror[step] else node.creates
-            first = len(owners)
-            owners += [(step, storage) for storage in created]
-            values.append(tuple(range(first, len(owners))))
+            values.append(tuple(range(len(owners), len(owners) + len(created))))
+            for storage in created:
+                owners.append((step, storage))
             continue
         source = reads[place]
         shared = values[source] if source is not None else ()

@@ -35,6 +35,7 @@ from fxremat.search.profile import peak_bytes
 from fxremat.search.refine import refine
 from fxremat.search.replay import followed
 from fxremat.search.row import ENOUGH_TRIES, Row
+from fxremat.search.table import Table
 
 MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
 REFINED, REFINED_NODES = (
@@ -61,11 +62,13 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     known = [each.schedule for each in recipes]
     chained = revolve.schedules(problem, STEPS_OF_REVOLVE) if has_time else ()
     schedules: dict[Schedule, None] = {}
+    solved: list[Table] | None = None  # of blocks, which don't know of calls
     for joins_calls in variants:
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls)
         starts = [followed(condensed, each) for each in known]
-        plans = Row(condensed, tries // len(variants), starts).plans()
-        schedules |= dict.fromkeys(map(condensed.schedule, plans))
+        row = Row(condensed, tries // len(variants), starts, solved)
+        schedules |= dict.fromkeys(map(condensed.schedule, row.plans()))
+        solved = row.tables
     found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:

@@ -127,13 +127,14 @@ def _parts(
     """The seconds that steps take, in parts, and for each step where its own end."""
     found: list[float] = []
     ends: list[int] = []
-    materialised, read_seconds = lowering.materialised, costs.read
+    materialised, nodes = lowering.materialised, graph.nodes
+    fixed, write, read_seconds, is_view = costs.fixed, costs.write, costs.read, costs.is_view
     for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
-        if not costs.is_view[position]:
-            found.append(costs.fixed[position])
+        if not is_view[position]:
+            found.append(fixed[position])
             if materialised[step]:
-                found.append(costs.write[position])
-            for operand, read in zip(graph.nodes[position].operands, reads, strict=True):
+                found.append(write[position])
+            for operand, read in zip(nodes[position].operands, reads, strict=True):
                 if read is None or materialised[read]:
                     found.append(read_seconds[operand])
         ends.append(len(found))

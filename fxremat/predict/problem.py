@@ -30,6 +30,7 @@ from fxremat.predict.models import MemoryModel, model
 
 Item = TypeVar("Item")
 PEAK_AND_SECONDS = operator.attrgetter("peak_bytes", "seconds")
+MAX_STEPS_AT_HAND = 1 << 18  # of the latest schedules that were evaluated, together: some 60 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Problem:
     min_cut_saved: Callable[[], Sequence[str]] = tuple
     time_limit_seconds: float | None = None
     budgets: tuple[int, ...] | None = None
-    _latest: list[_Evaluated] = field(default_factory=list, repr=False)
+    _latest: dict[Schedule, _Evaluated] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def model(self) -> MemoryModel:
@@ -138,7 +139,7 @@ class Problem:
         return self._evaluate(expand_bound(self.graph, counts, early), planner)
 
     def _evaluate(self, binding: Binding, planner: str) -> Solution:
-        """The solution that a resolved schedule is; its lowering is at hand until the next."""
+        """The solution that a resolved schedule is; its lowering is at hand for a while."""
         schedule = binding.schedule(self.graph)
         known = self._known(schedule)
         if known is not None:
@@ -147,19 +148,21 @@ class Problem:
         taken = seconds(self.graph, binding, lowering, self.costs)
         peak = profile_of(self.graph, binding, lowering).peak_bytes
         solution = Solution(schedule, peak, taken, min(self.lower_bound_seconds, taken), planner)
-        self._latest[:] = [_Evaluated(self.graph, self.costs, self.fusion, solution, binding, lowering)]
+        self._latest[schedule] = _Evaluated(self.graph, self.costs, self.fusion, solution, binding, lowering)
+        while len(self._latest) > 1 and sum(map(len, self._latest)) > MAX_STEPS_AT_HAND:
+            del self._latest[next(iter(self._latest))]
         return solution
 
     def _known(self, schedule: Schedule) -> _Evaluated | None:
-        """The latest evaluation, if it was of this schedule and of a problem like this one."""
-        if not self._latest:
+        """The evaluation of this schedule, if it is among the latest and was of a problem like this one."""
+        found = self._latest.get(schedule)
+        if found is None:
             return None
-        (latest,) = self._latest
-        is_alike = latest.graph is self.graph and latest.costs is self.costs and latest.fusion == self.fusion
-        return latest if is_alike and latest.solution.schedule == schedule else None
+        is_alike = found.graph is self.graph and found.costs is self.costs and found.fusion == self.fusion
+        return found if is_alike else None
 
     def lowered(self, solution: Solution) -> tuple[Binding, Lowering]:
-        """The schedule of a solution, resolved and lowered; at hand if it is the latest evaluated."""
+        """The schedule of a solution, resolved and lowered; at hand if it is among the latest evaluated."""
         known = self._known(solution.schedule)
         if known is not None:
             return known.binding, known.lowering

@@ -158,14 +158,15 @@ class _Simulation:
             return False
         self.runs[index] += 1
         self.order_run.append(index)
+        uses, resident = self.uses, self.resident
         for buffer in made:
-            if not self.resident[buffer] and self._is_wanted(buffer):
+            if not resident[buffer] and (uses[buffer] or self._is_wanted(buffer)):
                 self._make_resident(buffer)
         if is_again:
             self.seconds_left -= operator.seconds
         else:  # the run that the order asks for
             for buffer in operator.reads:
-                self.uses[buffer].pop()
+                uses[buffer].pop()
         self.call += operator.reads
         if operator.is_loop:
             self.in_call.update(operator.reads)
@@ -277,22 +278,22 @@ class _Simulation:
 
     def _seconds_again(self, buffer: int) -> float | None:
         """What it takes to have a buffer once more when it is evicted; None if it could not be had."""
-        maker, evicted = self.maker[buffer], self.evicted
+        maker, evicted, resident, find = self.maker[buffer], self.evicted, self.resident, self.around.find
         if self.runs[maker] >= self.runs_at_most[maker]:
             return None
         seconds = self.prices[maker]
         around: dict[int, None] = {}
         for operand in self.reads[maker]:
             if evicted[operand]:
-                around[self.around.find(operand)] = None
-            elif not self.resident[operand]:
+                around[find(operand)] = None
+            elif not resident[operand]:
                 lost = self._lost(operand)
                 if lost is None:
                     return None
                 seconds += sum(map(self._seconds, lost))
         for made in self.behind[buffer]:
             if evicted[made]:
-                around[self.around.find(made)] = None
+                around[find(made)] = None
         if around:
             seconds += sum(map(self.around.seconds.__getitem__, around))
         return seconds
@@ -328,20 +329,21 @@ class _Simulation:
         self.resident[buffer] = False
         self.live -= self.size[buffer]
         needed_at = self._next_use(buffer)
+        evicted, resident, waiting = self.evicted, self.resident, self.waiting
         stack = [buffer]
         while stack:
             each = stack.pop()
-            if self.evicted[each]:
+            if evicted[each]:
                 continue
-            self.evicted[each] = True
+            evicted[each] = True
             operands = self.reads[self.maker[each]]
             near = (*operands, *self.behind[each])
-            neighbours = list(itertools.compress(near, map(self.evicted.__getitem__, near)))
+            neighbours = list(itertools.compress(near, map(evicted.__getitem__, near)))
             self.around.enter(each, self._seconds(each), neighbours)
             for operand in operands:
-                self.waiting[operand] += 1
+                waiting[operand] += 1
                 self.needed_at[operand] = needed_at
-                if not self.resident[operand]:
+                if not resident[operand]:
                     stack.append(operand)
 
 
@@ -353,8 +355,9 @@ class _DisjointSets:
         self.seconds = [0.0] * count
 
     def find(self, element: int) -> int:
-        while self.parent[element] != element:
-            self.parent[element] = element = self.parent[self.parent[element]]
+        parent = self.parent
+        while (above := parent[element]) != element:
+            parent[element] = element = parent[above]
         return element
 
     def enter(self, element: int, seconds: float, neighbours: Iterable[int]) -> None:

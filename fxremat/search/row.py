@@ -20,6 +20,7 @@ from fxremat.search.evict import evict
 from fxremat.search.order import memory_order
 from fxremat.search.profile import Plan, peak_bytes
 from fxremat.search.retain import retain
+from fxremat.search.table import Table
 
 MAX_BUDGETS, MIN_BUDGETS, LEAST_BUDGETS = 32, 6, 4  # for which plans are looked for; the last without tries
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
@@ -35,16 +36,28 @@ PRECISION = 1.01  # with which the least budget is found
 
 
 class Row:
-    """Plans for a row of budgets, within a number of tries."""
+    """Plans for a row of budgets, within a number of tries.
 
-    def __init__(self, condensed: Condensed, tries: int, starts: Iterable[tuple[int, ...]] = ()) -> None:
+    Attributes:
+        tables: What the dynamic programme has found. It knows nothing of calls, so it may be given where it
+            was solved for the same graph with other calls.
+    """
+
+    def __init__(
+        self,
+        condensed: Condensed,
+        tries: int,
+        starts: Iterable[tuple[int, ...]] = (),
+        solved: list[Table] | None = None,
+    ) -> None:
         self.condensed = condensed
+        self._measured: dict[tuple[int, ...], Plan] = {}
+        self._retained: dict[tuple[tuple[int, ...], int], Plan] = {}
         own = tuple(range(len(condensed.operators)))
         self.everything = max(1, peak_bytes(condensed, own))
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
-        self.tables = tables.solve(condensed)
-        self.known = tables.spread(self.tables)
-        self.known += (Plan.of(condensed, each) for each in starts)
+        self.tables = tables.solve(condensed) if solved is None else solved
+        self.known = [*tables.spread(self.tables), *map(self._plan, starts)]
         fewest = MIN_BUDGETS if tries else LEAST_BUDGETS
         self.budget_count = max(fewest, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
@@ -67,7 +80,7 @@ class Row:
             self.best = dict(sorted(self.best.items()))
         found = [*self.lowest.values(), *lowest, *self.best.values()]
         if self.has_time:
-            found += (Plan.of(self.condensed, each.operators) for each in self.known)
+            found += (self._plan(each.operators) for each in self.known)
         return dict.fromkeys(each.operators for each in pareto(found))
 
     def _budgets(self) -> list[int]:
@@ -112,7 +125,7 @@ class Row:
         for some, power, order in itertools.product(weights, powers, self.orders):
             plan = evict(self.condensed, order, budget, power, some)
             if plan is not None:
-                self.lowest[is_noisy] = Plan.of(self.condensed, plan)
+                self.lowest[is_noisy] = self._plan(plan)
                 return True
         return False
 
@@ -155,8 +168,18 @@ class Row:
             self.best[budget] = _fastest(found)
         return found
 
-    def _improved(self, operators: Sequence[int], budget: int) -> Plan:
-        return Plan.of(self.condensed, retain(self.condensed, operators, budget))
+    def _improved(self, operators: tuple[int, ...], budget: int) -> Plan:
+        """A plan with as few recomputations as a budget has room for."""
+        key = operators, budget
+        if key not in self._retained:
+            self._retained[key] = self._plan(retain(self.condensed, operators, budget))
+        return self._retained[key]
+
+    def _plan(self, operators: tuple[int, ...]) -> Plan:
+        """The plan that runs these operators, measured once."""
+        if operators not in self._measured:
+            self._measured[operators] = Plan.of(self.condensed, operators)
+        return self._measured[operators]
 
     def _attempts(self, budget: int, found: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
         """Plans of ``evict``: two with plain prices, then in turn led by the best so far and free."""
