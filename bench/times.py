@@ -144,7 +144,7 @@ def _ratios(
 ) -> list[float]:
     """The predicted seconds of plans, as ratios to the baseline's."""
     known = costs(problem.graph, cost, problem.model.on(problem.graph).fuses)
-    priced = replace(problem, costs=known, _latest=[])
+    priced = replace(problem, costs=known, _latest={})
     first, *others = (priced.evaluate(plan.schedule, "").seconds for plan in (baseline, *plans))
     return [each / first for each in others]
 
