@@ -28,6 +28,7 @@ __all__ = ["Drawn", "draw_joint"]
 
 aten = torch.ops.aten
 MOST_NUMBERS = 1 << 13  # of a value
+_NOTHING = object()
 
 # A target, and what stands in the places of its arguments: a kind of values, or what is taken as it is.
 # "f" is any floating value, "s" one of the shape of the first, "m" one of two dimensions, "v" any value.
@@ -199,17 +200,16 @@ class _Drawing:
         (group,) = self.chance.choices(groups, weights)
         (target, places), is_random = self.chance.choice(group), group is RANDOM
         kwargs = places[-1] if isinstance(places[-1], dict) else {}
-        args = [self._filled(each, places, []) for each in places if not isinstance(each, dict)]
-        if any(each is KeyError for each in args):
-            return
-        if is_random and self.behind and not self.behind & set(args):
+        args = [self._filled(each) for each in places if not isinstance(each, dict)]
+        if _NOTHING in args or (is_random and self.behind and not self.behind & set(args)):
             return
         self._call(target, args, kwargs)
 
-    def _filled(self, place: Any, places: Sequence[Any], before: list[fx.Node]) -> Any:
+    def _filled(self, place: Any) -> Any:
+        """What stands in the place of an argument; ``_NOTHING`` where there is no such value."""
         if isinstance(place, list) and all(isinstance(each, str) for each in place):
-            filled = [self._filled(each, places, before) for each in place]
-            return KeyError if KeyError in filled else filled
+            filled = [self._filled(each) for each in place]
+            return _NOTHING if _NOTHING in filled else filled
         if not isinstance(place, str):
             return place
         shape = self.first.meta["val"].shape if place == "s" else None
@@ -218,7 +218,7 @@ class _Drawing:
             each for each in self.values if fits(each.meta["val"]) and shape in (None, each.meta["val"].shape)
         ]
         if not found:
-            return KeyError
+            return _NOTHING
         chosen = self.chance.choice(found[-1:] if self.chance.random() < self.depth else found)
         if place != "s":
             self.first = chosen
@@ -256,9 +256,8 @@ class _Drawing:
             self._call(aten.sum.default, (gradient,), {})
             self._call(aten.mul.Tensor, (value, self.values[-1]), {})
         else:
-            self._call(
-                self.chance.choice((aten.mul.Tensor, aten.tanh_backward.default)), (gradient, value), {}
-            )
+            target = self.chance.choice((aten.mul.Tensor, aten.tanh_backward.default))
+            self._call(target, (gradient, value), {})
 
     def last_of_backward(self) -> fx.Node:
         """A value that is computed of a tangent; a late one, where there is any."""
