@@ -10,7 +10,7 @@ import random
 
 import pytest
 import torch
-from campaign import HOLDING, Refused, try_all
+from campaign import HOLDING, KINDS, Refused, run_many, try_all
 from drawn import Program, draw_program
 from graphs import few
 from hypothesis import assume, given, reject
@@ -84,3 +84,10 @@ def test_many_drawn_programs_train_alike(part: int, way: str) -> None:
         if trial is not None and not trial.holds:
             failed.append(f"seed {seed}: {trial}{program}")
     assert failed == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_plans_of_many_compute_alike(kind: str) -> None:
+    """The same without Dynamo, of hundreds of joint graphs of either kind."""
+    assert run_many(kind, first=0, count=400) == 0

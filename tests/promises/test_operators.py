@@ -46,6 +46,8 @@ EXCLUDED = {
     "broadcast_shapes": "it returns sizes",
     "equal": "it returns a Python number",
     "item": "it returns a Python number",
+    "resize_": "it changes the size of its operand, which Dynamo does not trace",
+    "resize_as_": "it changes the size of its operand, which Dynamo does not trace",
     "sparse_mm_reduce": "it takes sparse operands",
     **{f"jiterator_{each}": "it runs on CUDA alone" for each in JITERATORS},
     "nn_functional_batch_norm_without_cudnn": "it runs on CUDA alone",

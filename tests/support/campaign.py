@@ -344,7 +344,7 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-def run_many(kind: str, first: int, count: int, seconds: float) -> int:
+def run_many(kind: str, first: int, count: int, seconds: float = float("inf")) -> int:
     """Try so many of a kind, one seed after the other; how many plans failed."""
     counts: Counter[str] = Counter()
     began, spent = time.time(), time.process_time()
