@@ -7,7 +7,8 @@ several types, some complex, empty, of no dimension, or not contiguous. Outputs 
 and be views of each other; a gradient may be none, a forward value, an output or a tangent.
 
 Left out: random numbers that the backward draws for no tangent's sake, which PyTorch draws in the forward;
-and backwards that compute nothing.
+backwards that compute nothing; operators of mixed types of which PyTorch traces another type than they make;
+and dropout of what is empty, which returns its operand.
 
 The same random numbers give the same graph.
 """
@@ -201,9 +202,12 @@ class _Drawing:
         (target, places), is_random = self.chance.choice(group), group is RANDOM
         kwargs = places[-1] if isinstance(places[-1], dict) else {}
         args = [self._filled(each) for each in places if not isinstance(each, dict)]
-        if _NOTHING in args or (is_random and self.behind and not self.behind & set(args)):
+        if _NOTHING in args or (is_random and not self._may_draw(args[0])):
             return
         self._call(target, args, kwargs)
+
+    def _may_draw(self, operand: fx.Node) -> bool:
+        return operand.meta["val"].numel() > 0 and (not self.behind or operand in self.behind)
 
     def _filled(self, place: Any) -> Any:
         """What stands in the place of an argument; ``_NOTHING`` where there is no such value."""
@@ -232,7 +236,8 @@ class _Drawing:
         with self.mode:
             value = target(*fx.node.map_arg(tuple(args), lambda node: node.meta["val"]), **kwargs)
         made = list(value) if isinstance(value, (tuple, list)) else [value]
-        if not made or not all(isinstance(each, Tensor) and _is_small(each) for each in made):
+        ran = list(known) if isinstance(known, (tuple, list)) else [known]
+        if not made or not all(map(_is_as_traced, ran, made)):
             return
         node = self.graph.call_function(target, tuple(args), kwargs)
         node.meta["val"], self.known[node] = value, known
@@ -274,8 +279,11 @@ class _Drawing:
         return [self.chance.choice(late if self.chance.random() < 0.8 else self.values) for _ in range(count)]
 
 
-def _is_small(value: Tensor) -> bool:
-    return value.numel() <= MOST_NUMBERS and value.dim() <= 4
+def _is_as_traced(value: Any, traced: Any) -> bool:
+    """Whether a value is a small tensor, of the sizes and the type that PyTorch traces."""
+    if not isinstance(value, Tensor) or value.numel() > MOST_NUMBERS or value.dim() > 4:
+        return False
+    return value.shape == traced.shape and value.dtype == traced.dtype
 
 
 @torch.no_grad()
