@@ -147,13 +147,13 @@ class _Capture:
         self.primals: list[Any] = []
         self.tangents: list[Any] = []
 
-    def partition(self, module: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+    def partition(self, module: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         """Keep a copy, and what PyTorch makes of it."""
         graph, found = fx.Graph(), {}
         for node in module.graph.nodes:
             found[node] = graph.node_copy(node, found.__getitem__)
         self.module, self.count = fx.GraphModule(module, graph), num_fwd_outputs
-        return partitioners.default_partition(module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        return partitioners.min_cut_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
 
     def forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         """Run it, and note what it is given."""
