@@ -42,6 +42,7 @@ from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from fxremat._torch import partitioners, profilers
+from fxremat.driver.partitioner import has_backward
 from fxremat.driver.pipeline import choose, make_problem, solve, split, with_scratch_bytes
 from fxremat.emit.rewrite import rewrite
 from fxremat.graph.joint import JointGraph
@@ -133,7 +134,7 @@ def of_program(seed: int) -> Ran:
         torch.autograd.backward(losses, tangents)
     except Exception as error:  # of PyTorch, whatever it is
         raise Refused(f"refused by PyTorch: {type(error).__name__}") from error
-    if caught.module is None or not caught.tangents:
+    if caught.module is None or not caught.tangents or not has_backward(caught.module, caught.count):
         raise Refused("no backward ran")
     return as_it_is(caught.module, caught.count, caught.primals, caught.tangents)
 
