@@ -61,6 +61,7 @@ EXCLUDED = {
 
 # How PyTorch's own "aot_eager" says that it refuses a step, and why it does. Any other refusal is a failure.
 REFUSALS = {
+    "Backend compiler exception": "the gradient of a complex svd asks whether numbers are close",
     "Could not guard on data-dependent expression": "what is traced depends on numbers",
     "Data dependent operator": "it reads a number",
     "Dynamic shape operator": "the size of a result depends on numbers",
@@ -71,10 +72,11 @@ REFUSALS = {
 # Operators whose results are whatever was there: their bits are not compared.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
-# Operators whose results have a size that is not known when a plan is made: their peaks are not compared.
+# Operators whose memory depends on numbers that no plan can know: their peaks are not compared.
 UNSIZED = {
     "argwhere": "one row for each number that is not zero",
     "combinations": "it selects by a mask",
+    "masked_scatter": "its gradient takes what its mask selects",
     "masked_select": "one number for each true one in a mask",
     "nonzero": "one row for each number that is not zero",
     "unique": "one number for each different one",
