@@ -46,6 +46,9 @@ _TRUSTING = frozenset(
     }
 )
 
+# Their effect is an error, which the numbers of an example are none of: they run alone as what has no effect.
+_CHECKS = frozenset({ops.aten._linalg_check_errors.default})
+
 SECONDS_DIGITS = 3
 
 _Figure = TypeVar("_Figure", int, "float | None")
@@ -89,6 +92,8 @@ class _Example:
 
         args, kwargs = fx.node.map_aggregate((self.node.args, dict(self.node.kwargs)), example)
         target: Any = self.node.target
+        if graphs.is_effectful(target):
+            target, args = args[1], args[2:]
         return lambda: target(*args, **kwargs)
 
 
@@ -251,8 +256,13 @@ def _is_runnable(node: fx.Node) -> bool:
     """Whether an operator may be run alone on examples."""
     if loops.kind(node) is loops.Kind.VIEW or graphs.is_symbolic(node) or ops.packet(node) in _TRUSTING:
         return False
-    is_harmless = ops.is_random(node) or ops.keep_reason(node) is None
+    is_harmless = ops.is_random(node) or ops.keep_reason(node) is None or _is_check(node)
     return is_harmless and all(map(is_present, _devices(node)))
+
+
+def _is_check(node: fx.Node) -> bool:
+    """Whether a node does nothing but look for errors."""
+    return graphs.is_effectful(node.target) and node.args[1] in _CHECKS
 
 
 def _devices(node: fx.Node) -> Iterable[torch.device]:

@@ -13,6 +13,10 @@ them pointwise. The tag ``generated`` marks an out operator that allocates the r
 it; it is none. A library's gradient kernel promises no more than that the gradient may be written over, so a
 twin that calls its result ``grad_input`` takes the place of its first argument alone.
 
+A result lies as the operands do, the first of them before the others. Some gradients lie otherwise than they
+were traced (``mistraced``), and so may what is computed of them: a twin of it takes the place of its first
+argument, which lies as the result does in any case, and of no other.
+
 An operator that is tagged to return an operand as it is, now and then, is not touched, nor what it reads.
 
 Whether the operand is dead by then is another question (``memory/inplace.py``).
@@ -21,7 +25,7 @@ Whether the operand is dead by then is another question (``memory/inplace.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +38,14 @@ from fxremat.graph.generators import redraw
 
 # Their twins compute the result in memory of their own and copy it.
 _COPYING = frozenset({torch.ops.aten.mvlgamma.default})
+
+# Gradients that lie otherwise than PyTorch traces them where they read what is not in the order of its sizes.
+_MISTRACED = frozenset(
+    {
+        torch.ops.aten.native_batch_norm_backward.default,
+        torch.ops.aten.native_dropout_backward.default,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +90,53 @@ def is_plain(node: fx.Node) -> bool:
     return torch.Tag.maybe_aliasing_or_mutating not in operator.tags
 
 
-def writable_operands(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The operands that a twin could write over: they are tensors laid out exactly as the result is."""
+def mistraced(nodes: Iterable[fx.Node]) -> Set[fx.Node]:
+    """The nodes, of these in their order, whose results may lie otherwise than they were traced."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        is_source = node.target in _MISTRACED and not all(map(_is_in_order, node.all_input_nodes))
+        if is_source or (_lies_as_operands(node) and not found.isdisjoint(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _is_in_order(node: fx.Node) -> bool:
+    return all(_has_falling_strides(each) for each in ops.tensors(node.meta.get("val")))
+
+
+def _has_falling_strides(tensor: torch.Tensor) -> bool:
+    """Whether a dense tensor's elements lie in the order of its sizes."""
+    steps = [
+        graphs.hint(step) or 0 for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ]
+    return _is_dense(tensor) and steps == sorted(steps, reverse=True)
+
+
+def _lies_as_operands(node: fx.Node) -> bool:
+    """Whether a node's result lies as what it is made of does."""
+    if (
+        ops.is_getitem(node)
+        or node.target is torch.ops.aten.clone.default
+        or ops.viewed_operand(node) is not None
+    ):
+        return True
+    return graphs.is_operator(node.target) and torch.Tag.pointwise in node.target.tags
+
+
+def writable_operands(node: fx.Node, unsure: Set[fx.Node] = frozenset()) -> tuple[fx.Node, ...]:
+    """The operands that a twin could write over: they are tensors laid out exactly as the result is.
+
+    Args:
+        node: The node.
+        unsure: Nodes that may lie otherwise than they were traced.
+    """
     result = node.meta.get("val")
     if not isinstance(result, torch.Tensor) or not _is_dense(result):
         return ()
-    found = (node.args[twin.argument] for twin in twins(node) if twin.argument < len(node.args))
+    places = [twin.argument for twin in twins(node) if twin.argument < len(node.args)]
+    if not unsure.isdisjoint(node.all_input_nodes):
+        places = [place for place in places if place == 0]
+    found = (node.args[place] for place in places)
     operands = dict.fromkeys(operand for operand in found if isinstance(operand, fx.Node))
     return tuple(operand for operand in operands if _has_layout_of(operand.meta.get("val"), result))
 

@@ -1,6 +1,7 @@
 """Programs drawn at random train as in eager, in every bit, and keep to what was predicted of them.
 
-``python tests/support/trials.py --programs 1000 --seed 0`` tries more of them, and shows the least that fail.
+``python tests/support/trials.py --programs 1000 --seed 0`` tries more of them, and shows the least that fail;
+``python tests/support/campaign.py`` runs the plans of tens of thousands, without Dynamo.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import random
 
 import pytest
 import torch
+from campaign import HOLDING, KINDS, Refused, run_many, try_all
 from drawn import Program, draw_program
 from graphs import few
-from hypothesis import assume, given
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from trials import CHEAP, WAYS, left_behind, tried
 
@@ -52,6 +54,24 @@ def schedules(program: Program) -> list[tuple[str, ...]]:
     return [tuple(each.solution.schedule) for each in fxremat.reports()[count:]]
 
 
+@few(20)
+@given(st.integers(0, 1 << 30))
+def test_plans_of_drawn_graphs_compute_alike(seed: int) -> None:
+    """Plans of joint graphs that no model has made: the same in every bit, no byte above the prediction."""
+    assert [seen for _, seen in try_all("graphs", seed) if seen not in HOLDING] == []
+
+
+@few(8)
+@given(st.integers(0, 1 << 30))
+def test_plans_of_drawn_programs_compute_alike(seed: int) -> None:
+    """The same of joint graphs that AOTAutograd makes of programs, each plan that a budget gets."""
+    try:
+        seen = [seen for _, seen in try_all("programs", seed)]
+    except Refused:
+        reject()
+    assert [each for each in seen if each not in HOLDING] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("part", range(4))
@@ -64,3 +84,10 @@ def test_many_drawn_programs_train_alike(part: int, way: str) -> None:
         if trial is not None and not trial.holds:
             failed.append(f"seed {seed}: {trial}{program}")
     assert failed == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_plans_of_many_compute_alike(kind: str) -> None:
+    """The same without Dynamo, of hundreds of joint graphs of either kind."""
+    assert run_many(kind, first=0, count=400) == 0

@@ -12,7 +12,7 @@ becomes a step in two ways:
   returned. The step's peak is then that of the operator itself, which no backward hides, and operators
   without a derivative have one.
 
-``outcome`` trains a step by a plan and tells predicted and measured peak; ``uncompiled`` and
+``outcomes`` trains a step by several plans and tells predicted and measured peaks; ``uncompiled`` and
 ``without_fxremat`` are what it is held against. Where the peaks differ, ``surprises``
 runs the joint graph node by node and names those that allocate more than was predicted.
 """
@@ -20,7 +20,7 @@ runs the joint graph node by node and names those that allocate more than was pr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,9 +30,10 @@ from torch.utils import _pytree as pytree
 
 import fxremat
 from fxremat._torch import graphs
+from fxremat._torch.compilers import Origin
 from fxremat.device.calibrate import scratch_bytes
 from fxremat.graph import ops
-from fxremat.measure import measure_peak
+from fxremat.measure import held_bytes, measure_peak
 
 LARGE_BYTES, MOST_BYTES = 1 << 17, 1 << 24
 NUMBER_BYTES = 16  # the largest Python number, which ATen makes a tensor of while an operator runs
@@ -323,6 +324,59 @@ def outcome(model: nn.Module, **options: Any) -> Outcome:
     measured_bytes = measure_peak(step, device="cpu").peak_bytes
     (report,) = fxremat.reports()[count:]
     return Outcome(ran, tuple(model.buffers()), report.peak_bytes, measured_bytes, report.num_nodes)
+
+
+class Plans:
+    """A backend that compiles a graph by several plans, so that Dynamo traces it once; one of them runs.
+
+    Attributes:
+        options: The options of each plan.
+        runs: Which of them runs.
+    """
+
+    def __init__(self, options: Sequence[Mapping[str, Any]]) -> None:
+        self.options = options
+        self.runs = 0
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        origin = Origin(module, inputs)
+        compiled = [_within_least(origin, each) for each in self.options]
+        return lambda *given: compiled[self.runs](*given)
+
+
+def _within_least(origin: Origin, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """A graph compiled with the options; within the least budget that is possible where theirs is less."""
+    while True:
+        try:
+            with origin.resumed():
+                return fxremat.fxremat_backend(origin.module(), origin.inputs, options=options)
+        except fxremat.InfeasibleBudgetError as error:
+            if error.lowest_peak_bytes <= (error.budget_bytes or 0):
+                raise
+            options = {**options, "budget": error.lowest_peak_bytes}
+
+
+def outcomes(model: nn.Module, plans: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    """Two training steps by each of the plans, each from the buffers that the model has now.
+
+    Gradients are asked for, not accumulated: autograd would copy one that is not laid out as its parameter.
+    """
+    torch._dynamo.reset()
+    before = [each.clone() for each in model.buffers()]
+    backend = Plans([{"compiler": "eager", **each} for each in plans])
+    step = _step_of(torch.compile(model, backend=backend, fullgraph=True), model)
+    count = len(fxremat.reports())
+    seen = []
+    for backend.runs in range(len(plans)):
+        for buffer, each in zip(model.buffers(), before, strict=True):
+            buffer.copy_(each)
+        ran = tuple(each if each is None else each.clone() for each in step())
+        measured_bytes, _ = held_bytes(step, torch.device("cpu"))
+        seen.append((ran, tuple(each.clone() for each in model.buffers()), measured_bytes))
+    return [
+        Outcome(ran, left, report.peak_bytes, measured_bytes, report.num_nodes)
+        for (ran, left, measured_bytes), report in zip(seen, fxremat.reports()[count:], strict=True)
+    ]
 
 
 def uncompiled(model: nn.Module) -> Outcome:

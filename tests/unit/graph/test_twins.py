@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxremat.graph.ops import viewed_operand
-from fxremat.graph.twins import Twin, is_plain, twins, writable_operands, write_over
+from fxremat.graph.twins import Twin, is_plain, mistraced, twins, writable_operands, write_over
 from fxremat.measure import measure_peak
 
 aten = torch.ops.aten
@@ -123,6 +124,24 @@ def test_an_expanded_operand_cannot_be_written_over() -> None:
     """Its elements share their places."""
     assert drawn(aten.relu.default, (4, 4), a=torch.empty(4, 1, device="meta").expand(4, 4)) == []
     assert drawn(aten.relu.default, (4, 4), a=torch.empty(4, 8, device="meta")[:, ::2]) == []
+
+
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_what_may_lie_otherwise_than_traced_decides_alone(is_in_order: bool) -> None:
+    """A batch normalisation's gradient is traced as its image lies, and lies in order; products follow it."""
+    sketch = Sketch()
+    image, gradient, value = (sketch.input(name, 6, 40) for name in ("image", "gradient", "value"))
+    if not is_in_order:
+        for node in (image, gradient, value):
+            node.meta["val"] = torch.empty(40, 6, device="meta").t()
+    weight = sketch.input("weight", 40)
+    reads = (gradient, image, weight, None, None, weight, weight, True, 1e-5, [True, True, True])
+    backward = sketch.call("backward", aten.native_batch_norm_backward.default, *reads)
+    first = sketch.call("first", operator.getitem, backward, 0)
+    product = sketch.call("product", aten.mul.Tensor, first, value)
+    unsure = mistraced(sketch.graph.nodes)
+    assert (product in unsure) is not is_in_order
+    assert (value in writable_operands(product, unsure)) is is_in_order
 
 
 def test_complex_numbers_stay_where_they_are() -> None:
