@@ -57,7 +57,43 @@ def order_recomputation(backward: fx.GraphModule) -> int:
             before = node
     _say_channels_last(backward, waits)
     compilers.order_after(backward, waits)
+    _put_off(backward)
     return len(waits)
+
+
+def _put_off(backward: fx.GraphModule) -> None:
+    """Move loops that run again, and that external kernels alone read, to the first of these.
+
+    Inductor computes them there (``Inlining.realized_at``), and its kernels are put where nodes stand. On a
+    CPU one that several kernels read may be computed where it stands, and stays.
+    """
+    places = {node: place for place, node in enumerate(backward.graph.nodes)}
+    for node in filter(_may_run_late, places):
+        readers = sorted({*_readers(node)}, key=places.__getitem__)
+        is_on_cpu = all(tensor.is_cpu for tensor in ops.tensors(node.meta["val"]))
+        if all(map(_is_kernel, readers)) and (len(readers) == 1 or not is_on_cpu):
+            for each in (node, *sorted({*_views(node)}, key=places.__getitem__)):
+                readers[0].prepend(each)
+    backward.recompile()
+
+
+def _may_run_late(node: fx.Node) -> bool:
+    """Whether a node is a loop that runs again, and that Inductor may compute where it is read."""
+    if MIRROR not in node.meta or node.op != "call_function" or not node.users:
+        return False
+    found = loop(node)
+    return found.kind is Kind.POINTWISE and not (found.is_window or found.is_draw or found.is_cat)
+
+
+def _is_kernel(node: fx.Node) -> bool:
+    return node.op == "call_function" and kind(node) is Kind.KERNEL
+
+
+def _views(node: fx.Node) -> Iterable[fx.Node]:
+    """The views of a value, and theirs."""
+    for user in node.users:
+        if user.op == "call_function" and kind(user) is Kind.VIEW:
+            yield from (user, *_views(user))
 
 
 def _summed_products(nodes: Sequence[fx.Node], waiting: Collection[int]) -> dict[int, int]:
