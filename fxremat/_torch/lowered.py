@@ -19,7 +19,7 @@ class LoweredOperation:
     """A loop or an external kernel, as Inductor's scheduler has it.
 
     Attributes:
-        is_loop: Whether it is a loop.
+        is_loop: Whether it is a loop, or a concatenation that loops write to.
         made_for: The fx node whose value it computes; None for what Inductor adds, such as a copy.
         origins: All fx nodes that it computes, and for a copy maybe that which reads it.
         reads: The names of the buffers that it reads.
@@ -109,18 +109,19 @@ def _operations(
     from torch._inductor import ir
 
     for buffer in graph.buffers:
-        if isinstance(buffer, (ir.ComputedBuffer, ir.ExternKernel)):
+        if isinstance(buffer, (ir.ComputedBuffer, ir.ConcatKernel, ir.ExternKernel)):
             name = buffer.get_name()
+            is_loop = not isinstance(buffer, ir.ExternKernel)
             yield (
                 name,
                 LoweredOperation(
-                    isinstance(buffer, ir.ComputedBuffer),
+                    is_loop,
                     buffer.get_origin_node(),
                     tuple(buffer.get_origins()),
                     tuple({read.name: None for read in buffer.get_read_writes().reads}),
                     buffer_bytes(name) or 0,
                     name not in graph.removed_buffers,
-                    () if isinstance(buffer, ir.ComputedBuffer) else tuple(_layouts(graph, buffer)),
+                    () if is_loop else tuple(_layouts(graph, buffer)),
                 ),
             )
 

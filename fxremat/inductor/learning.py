@@ -124,7 +124,7 @@ class _Told:
         """The steps of loops that are for Inductor to decide about."""
         inlining = self._inlining
         for step in {inlining.bases[step] for step in self._steps.values()}:
-            is_fixed = inlining.pinned[step] or inlining.loops[step].is_cat
+            is_fixed = inlining.pinned[step] or (inlining.loops[step].is_cat and inlining.graph.is_on_cpu)
             if inlining.kinds[step] is Kind.POINTWISE and inlining.readers[step] and not is_fixed:
                 yield step
 
