@@ -1,7 +1,8 @@
 """Order: what holds Inductor to the plan's order.
 
 Control dependencies keep recomputed segments where the plan has them; the marks of segments and stretches
-keep its scheduler from fusing across them. Convolutions work in the layout in which they do without a plan.
+keep its scheduler from fusing across them. Loops that run again for a kernel stand where it does.
+Convolutions work in the layout in which they do without a plan.
 """
 
 from __future__ import annotations
