@@ -117,7 +117,13 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
     "torch._inductor.fx_passes.control_dependencies": ("control_deps", "preserve_node_ordering"),
     "torch._inductor.fx_passes.joint_graph": ("joint_graph_passes",),
     "torch._inductor.graph": ("GraphLowering.decide_layout_opt", "GraphLowering.save_output_code"),
-    "torch._inductor.ir": ("ComputedBuffer", "ExternKernel", "MultiOutputLayout", "NoneLayout"),
+    "torch._inductor.ir": (
+        "ComputedBuffer",
+        "ConcatKernel",
+        "ExternKernel",
+        "MultiOutputLayout",
+        "NoneLayout",
+    ),
     "torch._inductor.virtualized": ("V",),
 }
 
