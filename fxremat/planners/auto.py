@@ -12,15 +12,17 @@ takes (``search/row.py``):
 
 The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then refined by the
 whole model (``search/refine.py``). The frontier of all measured points does not depend on any budget, hence a
-smaller budget never gives a higher peak. The plans of the simpler planners are starts too, and but for
-``revolve``'s are measured besides, so that none of theirs is better; of a large graph those of ``min_cut``
-and ``revolve`` are left out, which take long. Graphs of few operators have the plans of ``exact``. Work is
+smaller budget never gives a higher peak; the gap in which a budget lies is then filled, alike for all budgets
+in it. The plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so
+that none of theirs is better; of a large graph only those that seem lowest are, and those of ``min_cut`` and
+``revolve`` are left out, which take long. Graphs of few operators have the plans of ``exact``. Work is
 bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.loops import Kind
@@ -32,7 +34,7 @@ from fxremat.proof import search
 from fxremat.search.baseline import default_plan
 from fxremat.search.condensed import condense
 from fxremat.search.profile import peak_bytes
-from fxremat.search.refine import refine
+from fxremat.search.refine import refine, refine_around
 from fxremat.search.replay import followed
 from fxremat.search.row import ENOUGH_TRIES, Row
 from fxremat.search.table import Table
@@ -45,7 +47,7 @@ REFINED, REFINED_NODES = (
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 STEPS_OF_REVOLVE = 30_000  # of its plans together, which are starts
-MOST_CHAINED = 4  # of these: how many are weighed, those that seem lowest
+MOST_SEEMING = 4  # of these, or of a large graph's recipes: how many are weighed, those that seem lowest
 
 
 @collector_paused()
@@ -58,9 +60,8 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     tries = _tries(problem, len(graph.nodes))
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     has_time = tries >= ENOUGH_TRIES
-    recipes = _recipes(problem, has_time)
-    known = [each.schedule for each in recipes]
-    chained = revolve.schedules(problem, STEPS_OF_REVOLVE) if has_time else ()
+    recipes = _recipes(problem if has_time else replace(problem, fusion="none"), has_time)
+    known = {each.schedule: each.planner for each in recipes}
     schedules: dict[Schedule, None] = {}
     solved: list[Table] | None = None  # of blocks, which don't know of calls
     for joins_calls in variants:
@@ -73,12 +74,17 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:
         found.append(problem.identity("auto"))
-    lowest = sorted(chained, key=lambda each: peak_bytes(condensed, followed(condensed, each)))
-    found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_CHAINED]]
-    found += [default, *recipes, *_proved(problem, len(condensed.operators))]
+    if has_time:
+        found += recipes
+        known = dict.fromkeys(revolve.schedules(problem, STEPS_OF_REVOLVE), "revolve")
+    lowest = sorted(known, key=lambda each: peak_bytes(condensed, followed(condensed, each)))
+    found += [problem.evaluate(each, known[each]) for each in lowest[:MOST_SEEMING]]
+    found += [default, *_proved(problem, len(condensed.operators))]
     if problem.model.on(graph).fuses and problem.budgets != ():  # else the condensed graph has said all
         part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
         found += refine(problem, found, round(REFINED * tries * part))
+        for budget in problem.budgets or ():
+            found += refine_around(problem, found, budget, round(REFINED * tries))
     return (default, *pareto(found))
 
 

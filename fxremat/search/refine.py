@@ -5,7 +5,8 @@ are weighed by the model itself. What a plan computes again is left out, togethe
 be room for, the dearest by seconds per byte first; if the plan without is too high, or no faster, half of
 that is tried. So from the lowest plan to the highest: each starts from what the one below has come to, or
 from itself, and between plans that lie far apart there are peaks of no plan's. None of that depends on a
-budget. Linear in steps for each plan that is weighed.
+budget; of one that is asked for, only the gap between two plans counts that it lies in, which is filled with
+more. Linear in steps for each plan that is weighed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fxremat.predict.cost import seconds_by_step
 from fxremat.predict.problem import Problem, Solution, pareto, progress
 
 MAX_ROUNDS = 3  # of drops from one plan at one peak
-APART = 1.03  # how much higher the next peak may be without others between them
-MAX_BETWEEN = 3
+APART, MAX_BETWEEN = 1.03, 3  # how much higher the next peak may be without others between; how many
+CLOSE, MAX_CLOSE = 1.01, 12  # the same around a budget
 
 
 def refine(problem: Problem, solutions: Sequence[Solution], evaluations: int) -> list[Solution]:
@@ -40,14 +41,34 @@ def refine(problem: Problem, solutions: Sequence[Solution], evaluations: int) ->
     for known, above in progress(list(zip(front, peaks, strict=True)), "refining plans"):
         starts = [known] if best is None else [best, known]
         best = search.fastest(starts, known.peak_bytes)
-        for limit in _between(known.peak_bytes, above):
+        for limit in _between(known.peak_bytes, above, APART, MAX_BETWEEN):
             best = search.fastest([best], limit)
     return search.found
 
 
-def _between(low: int, high: int) -> Iterator[int]:
-    """Peaks between two, in equal ratios."""
-    count = 1 + min(MAX_BETWEEN, int(math.log(high / low) / math.log(APART))) if 0 < low < high else 1
+def refine_around(problem: Problem, solutions: Sequence[Solution], budget: int, most: int) -> list[Solution]:
+    """Plans between the two neighbours of a budget, which are the same for all budgets between these.
+
+    Args:
+        problem: The problem.
+        solutions: What is known.
+        budget: Bytes.
+        most: How many plans may be weighed.
+    """
+    search = _Search(problem, most)
+    front = pareto(solutions)[::-1]
+    place = sum(each.peak_bytes <= budget for each in front)
+    if not 0 < place < len(front):
+        return []
+    best = known = front[place - 1]
+    for limit in _between(known.peak_bytes, front[place].peak_bytes, CLOSE, MAX_CLOSE):
+        best = search.fastest([best, known], limit)
+    return [each for each in search.found if each.peak_bytes >= known.peak_bytes]
+
+
+def _between(low: int, high: int, apart: float, most: int) -> Iterator[int]:
+    """Peaks between two, in equal ratios that are no smaller than one."""
+    count = 1 + min(most, int(math.log(high / low) / math.log(apart))) if 0 < low < high else 1
     for place in range(1, count):
         yield int(low * (high / low) ** (place / count))
 

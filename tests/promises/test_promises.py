@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from optima import (
 from programs import Network, traced
 
 import fxremat
-from fxremat.driver.pipeline import choose, make_problem, solve
+from fxremat.driver.pipeline import choose, decide, make_problem, solve
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.graph.joint import JointGraph
 from fxremat.measure import measure_peak
@@ -187,6 +188,20 @@ def test_models_are_monotone(name: str, fusion: str) -> None:
     module, inputs = models.fresh(models.case(name))
     graph = fxremat.capture(module, *inputs, compiler="eager" if fusion == "none" else "inductor")
     assert_monotone(graph, fusion)
+
+
+def test_the_gap_around_a_budget_is_monotone_as_well() -> None:
+    """Budgets within one percent each, which are planned for one by one as the backend does."""
+    module, inputs = models.fresh(models.case("transformer"))
+    planning = make_problem(fxremat.capture(module, *inputs, compiler="inductor"))
+    bytes_kept = solve(replace(planning, budgets=()), "auto")[0].peak_bytes
+    served = [
+        decide(planning, round(bytes_kept * part / 100), "auto", is_exact=True).solution
+        for part in range(60, 70)
+    ]
+    for less, more in pairwise(served):
+        assert less.peak_bytes <= more.peak_bytes
+        assert less.seconds >= more.seconds
 
 
 MADE: dict[str, Callable[[], JointGraph]] = {

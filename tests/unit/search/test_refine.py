@@ -14,7 +14,8 @@ from fxremat.driver.pipeline import make_problem
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule
 from fxremat.planners import sublinear
-from fxremat.search.refine import refine
+from fxremat.predict.problem import pareto
+from fxremat.search.refine import refine, refine_around
 
 
 @given(graphs_and_schedules())
@@ -51,6 +52,28 @@ def test_what_there_is_room_for_is_not_computed_again() -> None:
         again.peak_bytes < each.peak_bytes < kept.peak_bytes and kept.seconds < each.seconds < again.seconds
         for each in found
     )
+
+
+def test_the_gap_around_a_budget_is_filled() -> None:
+    """With plans that are as high and as slow as may be between its neighbours, for each budget the same."""
+    stated = problem(chain(40))
+    again = stated.mirror({f"f{place}": 1 for place in range(1, 40) if place % 4}, "a test")
+    kept = stated.evaluate(identity(stated.graph), "a test")
+    budgets = range(again.peak_bytes, kept.peak_bytes)
+    (found,) = {tuple(refine_around(stated, [again, kept], budget, 50)) for budget in budgets}
+    peaks = {each.peak_bytes for each in found}
+    assert min(peaks) >= again.peak_bytes and len(peaks & {*budgets}) > 8
+    assert all(kept.seconds <= each.seconds < again.seconds for each in found)
+
+
+@pytest.mark.parametrize("budget", [-1, 0])
+def test_around_what_lies_in_no_gap_nothing_is_weighed(budget: int) -> None:
+    """Less than the lowest plan, or all that the highest takes."""
+    stated = problem(chain(12))
+    again = stated.mirror({f"f{place}": 1 for place in range(1, 12)}, "a test")
+    kept = stated.evaluate(identity(stated.graph), "a test")
+    front = sorted(pareto([again, kept]), key=lambda each: each.peak_bytes)
+    assert refine_around(stated, front, front[budget].peak_bytes + budget, 50) == []
 
 
 def test_a_result_that_only_the_second_run_picks_is_picked_by_the_first() -> None:
