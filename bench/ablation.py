@@ -54,21 +54,21 @@ PEAKS = 10
 Points = list[tuple[int, float]]  # peak bytes and seconds, the peaks falling
 
 
-class _OneVariant:
-    """The row with all tries for the graph whose loops run by themselves, and none for the other."""
+def _first_variant(problem: Problem, default: Solution) -> list[tuple[frozenset[int], bool]]:
+    """Kept for the backward or not, what could be part of its readers is said to be."""
+    return variants(problem, default)[:1]
 
-    def __init__(self, condensed: Condensed, tries: int, starts: Sequence[tuple[int, ...]]) -> None:
-        joins_calls = any(operator.is_loop for operator in condensed.operators)
-        tries *= 2 if condensed.inlined else 1
-        self.row = None if joins_calls else row.Row(condensed, tries, starts)
 
-    def plans(self) -> Sequence[tuple[int, ...]]:
-        return () if self.row is None else list(self.row.plans())
+def _last_variant(problem: Problem, default: Solution) -> list[tuple[frozenset[int], bool]]:
+    """What is kept for the backward without a budget is said to have a buffer."""
+    return variants(problem, default)[-1:]
 
 
 def _own_order(condensed: Condensed) -> tuple[int, ...]:
     return tuple(range(len(condensed.operators)))
 
+
+variants = auto._variants
 
 PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "dynamic programme": ((row.tables, "solve", lambda condensed: []),),
@@ -77,7 +77,8 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "evict": ((row, "evict", lambda *rest: None),),
     "retain": ((row, "retain", lambda condensed, plan, budget: tuple(plan)),),
     "order": ((row, "memory_order", _own_order),),
-    "neighbouring loops": ((auto, "Row", _OneVariant),),
+    "values worth keeping": ((auto, "_variants", _first_variant),),
+    "values computed again": ((auto, "_variants", _last_variant),),
     "recipes": ((auto, "_recipes", lambda problem: ()),),
     "refinement": ((auto, "refine", lambda problem, solutions, evaluations: []),),
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),

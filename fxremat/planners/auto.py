@@ -37,7 +37,6 @@ from fxremat.search.profile import peak_bytes
 from fxremat.search.refine import refine, refine_around
 from fxremat.search.replay import followed
 from fxremat.search.row import ENOUGH_TRIES, Row
-from fxremat.search.table import Table
 
 MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
 REFINED, REFINED_NODES = (
@@ -54,22 +53,18 @@ MOST_SEEMING = 4  # of these, or of a large graph's recipes: how many are weighe
 def plan(problem: Problem) -> tuple[Solution, ...]:
     """The default, which serves no budget at all, then the frontier by falling peak."""
     default = default_plan(problem)
-    graph, inlined = problem.graph, _inlined(problem, default)
-    # On a CPU the buffers of neighbouring loops live longer, but not all: plan for both if there is time.
-    variants = [True, False] if inlined and graph.is_on_cpu else [False]
+    graph, variants = problem.graph, _variants(problem, default)
     tries = _tries(problem, len(graph.nodes))
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     has_time = tries >= ENOUGH_TRIES
     recipes = _recipes(problem if has_time else replace(problem, fusion="none"), has_time)
     known = {each.schedule: each.planner for each in recipes}
     schedules: dict[Schedule, None] = {}
-    solved: list[Table] | None = None  # of blocks, which don't know of calls
-    for joins_calls in variants:
+    for inlined, joins_calls in variants:
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls)
         starts = [followed(condensed, each) for each in known]
-        row = Row(condensed, tries // len(variants), starts, solved)
+        row = Row(condensed, tries // len(variants), starts)
         schedules |= dict.fromkeys(map(condensed.schedule, row.plans()))
-        solved = row.tables
     found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
     if not found:
@@ -111,12 +106,23 @@ def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:
         return ()
 
 
-def _inlined(problem: Problem, default: Solution) -> frozenset[int]:
-    """The pointwise nodes that get no buffer at any step of the default plan, as a compiler lowers it."""
+def _variants(problem: Problem, default: Solution) -> list[tuple[frozenset[int], bool]]:
+    """The graph as it is condensed: nodes without a buffer, and whether neighbouring loops run in one call.
+
+    What is kept for the backward has a buffer. Computed again, it may be part of what reads it, in the
+    forward as well: so said of a plan that computes all again that is cheap. Other values are worth keeping.
+    And on a CPU the buffers of neighbouring loops live longer, but not all.
+    """
+    if not problem.model.on(problem.graph).fuses:
+        return [(frozenset(), False)]
+    (cheap,) = drop_cheap.plan(problem)
+    return [(_inlined(problem, cheap), False), (_inlined(problem, default), problem.graph.is_on_cpu)]
+
+
+def _inlined(problem: Problem, solution: Solution) -> frozenset[int]:
+    """The pointwise nodes that get no buffer at any step of a plan, as a compiler lowers it."""
     graph = problem.graph
-    if not problem.model.on(graph).fuses:
-        return frozenset()
-    binding, lowering = problem.lowered(default)
+    binding, lowering = problem.lowered(solution)
     steps = zip(binding.nodes, lowering.materialised, strict=True)
     stored = {node for node, is_stored in steps if is_stored}
     return frozenset(

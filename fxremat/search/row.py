@@ -20,7 +20,6 @@ from fxremat.search.evict import evict
 from fxremat.search.order import memory_order
 from fxremat.search.profile import Plan, peak_bytes
 from fxremat.search.retain import retain
-from fxremat.search.table import Table
 
 MAX_BUDGETS, MIN_BUDGETS, LEAST_BUDGETS = 32, 6, 4  # for which plans are looked for; the last without tries
 MAX_ATTEMPTS = 16  # runs of ``evict`` per budget
@@ -36,19 +35,13 @@ PRECISION = 1.01  # with which the least budget is found
 
 
 class Row:
-    """Plans for a row of budgets, within a number of tries.
-
-    Attributes:
-        tables: What the dynamic programme has found. It knows nothing of calls, so it may be given where it
-            was solved for the same graph with other calls.
-    """
+    """Plans for a row of budgets, within a number of tries."""
 
     def __init__(
         self,
         condensed: Condensed,
         tries: int,
         starts: Iterable[tuple[int, ...]] = (),
-        solved: list[Table] | None = None,
     ) -> None:
         self.condensed = condensed
         self._measured: dict[tuple[int, ...], Plan] = {}
@@ -56,7 +49,7 @@ class Row:
         own = tuple(range(len(condensed.operators)))
         self.everything = max(1, peak_bytes(condensed, own))
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
-        self.tables = tables.solve(condensed) if solved is None else solved
+        self.tables = tables.solve(condensed)
         self.known = [*tables.spread(self.tables), *map(self._plan, starts)]
         fewest = MIN_BUDGETS if tries else LEAST_BUDGETS
         self.budget_count = max(fewest, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
