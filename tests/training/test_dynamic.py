@@ -13,6 +13,7 @@ from torch.nn import functional
 from training import Program, assert_same_outcome, compiled, everything, outcome, program
 
 import fxremat
+from fxremat import InfeasibleBudgetError
 
 SIZES = (8, 6, 11)  # rows of the first batch, and of those that must run without being compiled again
 
@@ -98,6 +99,34 @@ def test_a_dimension_may_be_marked_dynamic() -> None:
         torch.testing.assert_close(body(module, batch), subject(batch), rtol=0, atol=0)
         assert other["weight.grad"].isfinite().all()
     assert len(fxremat.reports()) == count + 1
+
+
+def least_bytes(module: nn.Module, size: int) -> int:
+    """The least peak of a training step that is compiled for so many rows alone."""
+    outcome(compiled(copy.deepcopy(module), dynamic=False, budget="min"), [rows(size)])
+    return fxremat.reports()[-1].peak_bytes
+
+
+def test_larger_sizes_are_planned_anew_within_a_budget_of_bytes() -> None:
+    """For somewhat more rows if their plan fits, else for the very size; what no plan fits is refused."""
+    module = program(lambda p, x: plain(p, x).sum())
+    budget = (least_bytes(module, 100) + least_bytes(module, 107)) // 2
+    subject = compiled(copy.deepcopy(module), dynamic=True, budget=budget)
+    count = len(fxremat.reports())
+
+    def planned(*sizes: int) -> list[str]:
+        for size in sizes:
+            assert_same_outcome(outcome(subject, [rows(size)]), outcome(module, [rows(size)]))
+            assert fxremat.steps()[-1].measured_peak_bytes <= budget
+        return [each.graph_name.partition(" at ")[2] for each in fxremat.reports()[count:]]
+
+    assert planned(64, 48) == [""]
+    assert planned(70, 76, 60) == ["", "76"]  # of four sizes in each octave the next
+    assert planned(100, 99, 70) == ["", "76", "100"]  # for the next, 107, there is no plan
+    for refused in (107, 200):
+        with pytest.raises(InfeasibleBudgetError, match=f"at {refused}: no plan fits"):
+            subject(rows(refused))
+    assert planned(100) == ["", "76", "100"]
 
 
 def test_a_new_size_without_dynamic_shapes_is_a_new_report() -> None:

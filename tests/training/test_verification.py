@@ -12,12 +12,14 @@ import networks
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 from training import Program, assert_same_outcome, compiled, outcome, program, square
 
 import fxremat
 from fxremat import InvalidOptionError, Verification, VerificationError
 from fxremat.driver import compilation
+from fxremat.driver.verification import _difference, obstacle
 from fxremat.graph.joint import JointGraph
 
 aten = torch.ops.aten
@@ -230,16 +232,43 @@ def test_a_fallback_goes_on_without_what_is_wrong() -> None:
         ([1.0, math.inf], [1.0, math.inf], 0.0),
         ([1.0, 4.0], [1.0, 5.0], 0.25),
         ([1.0], [1.0, 1.0], math.inf),
+        ([1, 4], [1, 4], 0.0),
+        ([1, 4], [1, 5], math.inf),
+        ([1.0, 4.0], [1, 4], math.inf),
+        ([1.0, 4.0j], [1.0, 5.0j], 0.25),
+        ([], [], 0.0),
     ],
 )
-def test_differences(ours: list[float], theirs: list[float], expected: float) -> None:
-    """Relative to a scale, here 4; what is not a number is equal to itself."""
-    from fxremat.driver.verification import _difference
-
+def test_differences(ours: list[Any], theirs: list[Any], expected: float) -> None:
+    """Relative to a scale, here 4; what is not a number is equal to itself, and whole numbers are exact."""
     assert _difference(torch.tensor(ours), torch.tensor(theirs), 4.0) == expected
 
 
+def test_results_that_are_no_tensors_are_equal_or_not() -> None:
+    """Of one type as well: True is not 1."""
+    pairs = {(3, 3): 0.0, (3, 4): math.inf, (True, 1): math.inf, (None, None): 0.0, (None, 0): math.inf}
+    assert [_difference(*pair, 4.0) for pair in pairs] == list(pairs.values())
+    assert _difference(torch.tensor(3), 3, 4.0) == math.inf
+
+
 # --- What can't be verified ---------------------------------------------------------------------------
+
+
+def test_graphs_with_tensors_of_their_own_are_not_run_again() -> None:
+    """A step of the copy would reach them."""
+    module = torch.fx.symbolic_trace(nn.Linear(4, 4))
+    assert obstacle(module).startswith("the graph has tensors of its own")
+    assert obstacle(torch.fx.symbolic_trace(nn.Tanh())) == ""
+
+
+def test_inputs_that_are_no_plain_tensors_are_not_copied() -> None:
+    """A tensor of a class that wraps others."""
+
+    def body(self: Program, x: Tensor) -> Tensor:
+        return torch.tanh(torch.tanh(x @ self.weight))
+
+    found = verified(program(body), TwoTensor(square(), square()))
+    assert (found.calls, found.reason) == (0, "an input is no plain tensor")
 
 
 def test_custom_operators_are_not_run_again() -> None:

@@ -125,7 +125,7 @@ def test_a_backward_without_convolutions_is_not_touched() -> None:
 
 
 def test_code_holds_no_copies_of_images() -> None:
-    """With normalisations in groups between convolutions, the code for the least memory is as predicted."""
+    """With normalisations in groups between convolutions, code for the least memory holds eight images."""
 
     def block() -> list[nn.Module]:
         return [nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()]
@@ -142,5 +142,6 @@ def test_code_holds_no_copies_of_images() -> None:
         step()
         measured = measure_peak(step, device="cpu").peak_bytes
     (report,) = fxremat.reports()[-1:]
-    assert report.lowered_peak_bytes == pytest.approx(report.solution.peak_bytes, rel=0.01)
     assert measured == pytest.approx(report.lowered_peak_bytes, rel=0.01)
+    assert report.lowered_peak_bytes <= 1.01 * report.solution.peak_bytes
+    assert measured < 8.2 * images.nbytes

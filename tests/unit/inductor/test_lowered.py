@@ -29,7 +29,7 @@ from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
 
 # How far predictions may be off where that is more than 3 %: without a budget dead buffers are held, and what
 # the gradient of a convolution reads may be copied.
-OFF = {"unet": 0.035, "vision_transformer": 0.035}
+OFF = {"unet": 0.035, "vision_transformer": 0.04}
 
 NOTHING = Handed({}, {}, 0, {})
 NO_VIEWS: Mapping[str, Sequence[str]] = {}
@@ -251,14 +251,20 @@ def trained(name: str, **options: object) -> tuple[fxremat.Report, int]:
 def stepped(module: nn.Module, *inputs: torch.Tensor, **options: object) -> tuple[fxremat.Report, int]:
     """The same of any module."""
     compiled = torch.compile(module, backend="fxremat", options={"fx_graph_cache": False, **options})
+    measured = taken(compiled, *inputs)
+    return fxremat.reports()[-1], measured
+
+
+def taken(compiled: nn.Module, *inputs: torch.Tensor) -> int:
+    """The measured peak of a training step behind two others."""
 
     def step() -> None:
         train_step(compiled, inputs)
 
     for _ in range(2):
         step()
-        module.zero_grad(set_to_none=True)
-    return fxremat.reports()[-1], measure_peak(step, device="cpu").peak_bytes
+        compiled.zero_grad(set_to_none=True)
+    return measure_peak(step, device="cpu").peak_bytes
 
 
 ALLOCATION = re.compile(r"^ +(\w+) = (?:empty_strided\w*\(|extern_kernels\.|torch\.ops\.|\w+\[\d+\]$)", re.M)
@@ -407,9 +413,10 @@ def test_a_backward_works_in_the_layout_that_it_has_without_a_plan(budget: str |
 
     head = nn.Conv2d(3, 128, 4, stride=4), Block(), Block()
     net = nn.Sequential(*head, nn.Flatten(0), nn.Linear(4 * 128 * 4 * 4, 1))
-    report, measured = stepped(net, torch.ones(4, 3, 16, 16), budget=budget)
-    assert report.lowered_peak_bytes == measured
-    assert measured < 128 * 128 * 7 * 7 * 4
+    images = torch.ones(4, 3, 16, 16)
+    without = taken(torch.compile(net, backend="inductor"), images)
+    report, measured = stepped(net, images, budget=budget)
+    assert report.lowered_peak_bytes == measured <= without
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -1,13 +1,39 @@
 """Recording what is live while a step runs."""
 
+from __future__ import annotations
+
+import pytest
 import torch
 
 from fxremat import measure
 from fxremat._torch import profilers
 from fxremat.step import recording
-from fxremat.step.recording import CpuRecording, Estimate, Part
+from fxremat.step.recording import CpuRecording, CudaRecording, Estimate, Part
 
 CPU = torch.device("cpu")
+
+
+class Allocator:
+    """The counters of an allocator of CUDA's, in the place of those of torch."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.counts = {"current": 0, "peak": 0}
+        patch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+        patch.setattr(torch.cuda, "memory_stats", self.stats)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        patch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+    def stats(self, device: torch.device) -> dict[str, int]:
+        return {f"requested_bytes.all.{which}": count for which, count in self.counts.items()}
+
+    def reset(self, device: torch.device) -> None:
+        self.counts["peak"] = self.counts["current"]
+
+    def takes(self, *changes: int) -> None:
+        """Blocks come and, where a change is negative, go."""
+        for change in changes:
+            self.counts["current"] += change
+            self.counts["peak"] = max(self.counts.values())
 
 
 def test_parts_are_what_the_allocator_gave_between_marks() -> None:
@@ -62,6 +88,34 @@ def test_a_recording_makes_way_for_a_profiler_of_the_users() -> None:
     assert measure.measure_peak(lambda: torch.empty(1000), device="cpu").peak_bytes == 4000
     assert another.stop() == []
     assert not profilers.is_profiling()
+
+
+def test_on_cuda_the_counters_of_its_allocator_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak is that of each part alone, and of a part with a pause the higher side of it."""
+    allocator = Allocator(monkeypatch)
+    allocator.takes(700, -400)
+    recorded = recording.start(torch.device("cuda"))
+    assert isinstance(recorded, CudaRecording)
+    allocator.takes(100, 50, -50)
+    recorded.mark()
+    allocator.takes(80, -80, 30)
+    recorded.pause()
+    allocator.takes(1000, -900)
+    recorded.resume()
+    allocator.takes(20, -60)
+    recorded.mark()
+    assert recorded.stop() == [Part(100, 150), Part(-10, 80), Part(0, 0)]
+
+
+def test_on_cuda_a_step_is_measured_by_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was live before is no part of its peak; where all it does is free, the peak is 0."""
+    allocator = Allocator(monkeypatch)
+    allocator.takes(900, -200)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = measure.measure_peak(lambda: allocator.takes(100, 50, -30), device="cuda")
+    assert (found.peak_bytes, found.end_bytes) == (150, 120)
+    found = measure.measure_peak(lambda: allocator.takes(-500), device="cuda")
+    assert (found.peak_bytes, found.end_bytes) == (0, -500)
 
 
 def test_an_estimate_follows_what_is_known() -> None:
