@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
+from functorch.compile import min_cut_rematerialization_partition
 from graphs import chain
 from optima import (
     DRAWN,
@@ -37,7 +39,8 @@ from fxremat.errors import InfeasibleBudgetError
 from fxremat.graph.joint import JointGraph
 from fxremat.measure import measure_peak
 from fxremat.predict.cost import costs
-from fxremat.predict.problem import margin
+from fxremat.predict.problem import Problem, Solution, margin
+from fxremat.search.baseline import min_cut_plan
 from fxremat.search.condensed import condense
 from fxremat.search.evict import evict
 from fxremat.search.profile import peak_bytes
@@ -241,7 +244,33 @@ def test_measured_peaks_are_monotone(name: str) -> None:
     assert measured[-1] < measured[0]
 
 
-# --- 4. The same everywhere -----------------------------------------------------------------------------
+# --- 4. No worse than PyTorch's own budget ---------------------------------------------------------------
+
+
+def of_pytorch(planning: Problem, budget: float) -> Solution:
+    """What PyTorch's partitioner saves at a memory budget, in our order, as the memory model has it."""
+    count = len(planning.graph.forward_outputs)
+    module = copy.deepcopy(planning.graph.module)
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        forward, _ = min_cut_rematerialization_partition(module, None, num_fwd_outputs=count)
+    (output,) = forward.graph.find_nodes(op="output")
+    saved = [node.name for node in output.args[0][count:]]
+    return min_cut_plan(replace(planning, min_cut_saved=lambda: saved, _latest={}))
+
+
+@pytest.mark.parametrize("budget", [0.7, 0.4])
+@pytest.mark.parametrize("name", ["transformer", "llama", "resnet"])
+def test_pytorchs_budgets_have_no_faster_plan_at_their_peak(name: str, budget: float) -> None:
+    """By the memory model's peaks and seconds, which hold for both."""
+    module, inputs = models.fresh(models.case(name))
+    planning = make_problem(fxremat.capture(module, *inputs, compiler="inductor"))
+    peer = of_pytorch(planning, budget)
+    own = decide(planning, peer.peak_bytes, "auto", is_exact=True).solution
+    assert own.peak_bytes <= peer.peak_bytes < min_cut_plan(planning).peak_bytes
+    assert own.seconds <= peer.seconds
+
+
+# --- 5. The same everywhere -----------------------------------------------------------------------------
 
 
 def auto_plans() -> str:
