@@ -79,7 +79,7 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "order": ((row, "memory_order", _own_order),),
     "values worth keeping": ((auto, "_variants", _first_variant),),
     "values computed again": ((auto, "_variants", _last_variant),),
-    "recipes": ((auto, "_recipes", lambda problem: ()),),
+    "recipes": ((auto, "_recipes", lambda problem, has_time: ()),),
     "refinement": ((auto, "refine", lambda problem, solutions, evaluations: []),),
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),
     "layout": (
