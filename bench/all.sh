@@ -25,6 +25,8 @@ make cold python bench/cold.py --json $results/cold.json
 make ablation-networks python bench/ablation.py --drawn 0 --chains --json $results/ablation-networks.json
 make ablation-drawn python bench/ablation.py --drawn 40 --models --chains --json $results/ablation-drawn.json
 make ablation-chains python bench/ablation.py --drawn 0 --models --json $results/ablation-chains.json
+make ablation-variants python bench/ablation.py --drawn 0 --chains \
+    --parts 'values computed again' 'values worth keeping' --json $results/ablation-variants.json
 make ablation-model python bench/ablation.py --drawn 0 --chains --models unet densenet resnet transformer \
     --parts layout concatenation pooling 'in place' --json $results/ablation-model.json
 make ablation-inplace python bench/ablation.py --drawn 0 --chains --fusion inplace \
