@@ -116,7 +116,8 @@ def _variants(problem: Problem, default: Solution) -> list[tuple[frozenset[int],
     if not problem.model.on(problem.graph).fuses:
         return [(frozenset(), False)]
     (cheap,) = drop_cheap.plan(problem)
-    return [(_inlined(problem, cheap), False), (_inlined(problem, default), problem.graph.is_on_cpu)]
+    variants = (_inlined(problem, cheap), False), (_inlined(problem, default), problem.graph.is_on_cpu)
+    return list(dict.fromkeys(variants))
 
 
 def _inlined(problem: Problem, solution: Solution) -> frozenset[int]:

@@ -145,3 +145,5 @@ def test_code_holds_no_copies_of_images() -> None:
     assert measured == pytest.approx(fxremat.steps()[-1].peak_bytes, rel=0.01)
     assert report.lowered_peak_bytes <= 1.01 * report.solution.peak_bytes
     assert measured < 8.2 * images.nbytes
+    if torch.__version__.startswith("2.13"):
+        assert report.lowered_peak_bytes == pytest.approx(report.solution.peak_bytes, rel=0.01)

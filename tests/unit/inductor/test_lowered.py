@@ -29,7 +29,10 @@ from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
 
 # How far predictions may be off where that is more than 3 %: without a budget dead buffers are held, and what
 # the gradient of a convolution reads may be copied.
-OFF = {"unet": 0.035, "vision_transformer": 0.04}
+OFF = {"unet": 0.035, "vision_transformer": 0.035}
+GRADIENTS_DECIDE = not torch.__version__.startswith(("2.11", "2.12", "2.13", "2.14"))  # layouts, as well
+if GRADIENTS_DECIDE:
+    OFF["vision_transformer"] = 0.04
 
 NOTHING = Handed({}, {}, 0, {})
 NO_VIEWS: Mapping[str, Sequence[str]] = {}
@@ -417,6 +420,7 @@ def test_a_backward_works_in_the_layout_that_it_has_without_a_plan(budget: str |
     without = taken(torch.compile(net, backend="inductor"), images)
     report, measured = stepped(net, images, budget=budget)
     assert report.lowered_peak_bytes == measured <= without
+    assert GRADIENTS_DECIDE or measured < 128 * 128 * 7 * 7 * 4
 
 
 @pytest.mark.usefixtures("no_kernels")
