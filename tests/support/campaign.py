@@ -87,10 +87,17 @@ class Ran:
 
 
 def of_joint(seed: int) -> Ran:
-    """A drawn joint graph."""
+    """A drawn joint graph.
+
+    Raises:
+        Refused: Its indices depend on random numbers, and with these they are out of range.
+    """
     drawn = draw_joint(random.Random(seed))
     ends = len(drawn.inputs) - drawn.tangents
-    return as_it_is(drawn.module, drawn.outputs, drawn.inputs[:ends], drawn.inputs[ends:])
+    try:
+        return as_it_is(drawn.module, drawn.outputs, drawn.inputs[:ends], drawn.inputs[ends:])
+    except IndexError as error:
+        raise Refused("indices drawn out of range") from error
 
 
 def as_it_is(module: fx.GraphModule, count: int, primals: Sequence[Any], tangents: Sequence[Any]) -> Ran:
