@@ -114,6 +114,18 @@ def test_the_interface_stays() -> None:
     assert [output is None for output in new.backward_outputs] == [o is None for o in graph.backward_outputs]
 
 
+def test_what_the_forward_returns_is_not_what_is_computed_again() -> None:
+    """An output that the backward computes once more is returned as the forward had it."""
+    graph = three_tanh()
+    (output,) = graph.module.graph.find_nodes(op="output")
+    returned = next(node for node in graph.fx_nodes if node.name == "tanh_1")
+    output.args = ([output.args[0][0], returned, *output.args[0][1:]],)
+    graph = JointGraph.from_fx(graph.module, 2)
+    new = rewrite(graph, mirror_everything(graph))
+    assert "tanh_1_mirror1" in new.names
+    assert [new.nodes[index].name for index in new.forward_outputs if index is not None] == ["sum_1", "tanh_1"]
+
+
 def test_batch_norm_is_replayed_without_its_running_statistics() -> None:
     """The mirror normalises with the batch's statistics and reads no buffer that its original updates."""
     graph = traced(Network([("batch_norm", -1, -1), ("tanh", -1, -1)]))
