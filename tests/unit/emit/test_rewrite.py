@@ -123,7 +123,8 @@ def test_what_the_forward_returns_is_not_what_is_computed_again() -> None:
     graph = JointGraph.from_fx(graph.module, 2)
     new = rewrite(graph, mirror_everything(graph))
     assert "tanh_1_mirror1" in new.names
-    assert [new.nodes[index].name for index in new.forward_outputs if index is not None] == ["sum_1", "tanh_1"]
+    names = [new.nodes[index].name for index in new.forward_outputs if index is not None]
+    assert names == ["sum_1", "tanh_1"]
 
 
 def test_batch_norm_is_replayed_without_its_running_statistics() -> None:
