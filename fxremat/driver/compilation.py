@@ -22,7 +22,7 @@ from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver.cache import Outcome
 from fxremat.driver.correction import Correction, PlanAgain
 from fxremat.driver.pipeline import Choice, rewritten, split
-from fxremat.driver.policy import FromFile, Policy, alone, prospects
+from fxremat.driver.policy import Policy, alone, prospects
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
 from fxremat.inductor.generated import Handed, handed, read
@@ -81,9 +81,7 @@ class Compilation:
     @property
     def is_in_order(self) -> bool:
         """Whether kernels run in the order of the plan."""
-        is_given = isinstance(self.policy, FromFile)
-        is_default = self.choice is not None and self.choice.is_default and not is_given
-        return self.options.is_bounded and not (is_default and self.correction.is_as_usual)
+        return self.options.is_bounded and not self.correction.is_as_usual
 
     def split(
         self,

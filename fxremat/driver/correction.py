@@ -4,8 +4,8 @@ Where the code of a plan holds more than the budget, the graph is planned again 
 excess. Where it holds much less than was predicted, a plan that is higher by what is left is tried, if that
 saves time; and given up again, if its code holds more than the budget. Where the least memory is asked for,
 and the code holds more than was predicted, other plans are looked at, and the one whose code holds the least
-stays. What the code has shown (``inductor/learning.py``) is known to each plan that follows. A plan that no
-budget would ask for otherwise is first compiled as it would be without one.
+stays. What the code has shown (``inductor/learning.py``) is known to each plan that follows. A plan that is
+preferred without a budget is first compiled as it would be without one, in Inductor's own order.
 
 A budget in bytes that no plan is predicted to fit, or whose plans' code does not, is served like ``"min"``,
 from the beginning: so it is refused only where ``"min"`` takes more, and what the error says works.
@@ -56,7 +56,6 @@ class Correction:
         choice: The plan that was chosen last, and what it was chosen from; None before, and where a cache had
             the graph.
         count: How often the graph was planned again.
-        is_as_usual: Whether a plan that needs no budget may run in Inductor's own order.
     """
 
     def __init__(self, policy: Policy, budget: Budget, name: str) -> None:
@@ -65,13 +64,13 @@ class Correction:
         self.name = name
         self.choice: Choice | None = None
         self.count = 0
-        self.is_as_usual = True
+        self._may_be_as_usual = True  # whether a plan that is preferred without a budget runs as without one
         self._most = MAX_CORRECTIONS  # how often it may be
         self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
         self._tried: set[Schedule] = set()  # what was compiled
         self._codes: list[tuple[GeneratedCode, CodeMemory]] = []  # of the plan that was chosen last
         self._taught: JointGraph | None = None  # with all that code has shown
-        self._lowest: tuple[int, Choice] | None = None  # the least peak of any code, and its plan
+        self._lowest: tuple[int, Choice, bool] | None = None  # the least peak of any code, its plan, is_as_usual
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
         self._short_bytes: int | None = None  # a budget that was too little: the least memory is looked for
         self._refused: InfeasibleBudgetError | None = None
@@ -111,6 +110,11 @@ class Correction:
         return self.budget == "min" or self._short_bytes is not None
 
     @property
+    def is_as_usual(self) -> bool:
+        """Whether the plan runs as it would without a budget, in Inductor's own order."""
+        return self.choice is not None and self.choice.is_default and self._may_be_as_usual
+
+    @property
     def peak_bytes(self) -> int:
         """What the code of the plan holds, as far as it was read."""
         return max(memory.peak_bytes for _, memory in self._codes)
@@ -136,7 +140,7 @@ class Correction:
         policy = unread(self.policy)
         if policy != self.policy:
             self.policy = policy
-            self.is_as_usual = False
+            self._may_be_as_usual = False
             self._start_over(None)
 
     def _compare(self, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
@@ -176,8 +180,8 @@ class Correction:
         """Go on with a plan that is lower by what the code holds beyond the budget."""
         if self._proven is not None:
             self._start_over(self._proven)
-        if choice.is_default and self.is_as_usual:
-            self.is_as_usual = False
+        if self.is_as_usual:
+            self._may_be_as_usual = False
             self._start_over(choice)
         taught = self._learn(choice)
         predicted = taught.solution.peak_bytes
@@ -204,7 +208,7 @@ class Correction:
     def _look_for_least(self, budget_bytes: int, count: int) -> None:
         """From the plan with this number on, do as for ``"min"``, as if nothing had been learnt before."""
         self._short_bytes = budget_bytes
-        self.is_as_usual = False
+        self._may_be_as_usual = True
         self._most = count + MAX_CORRECTIONS
         self._taught = None
         self._tried.clear()
@@ -218,17 +222,22 @@ class Correction:
         """Look for a plan whose code holds less, if this one's holds more than was predicted."""
         if self._short_bytes is not None and peak_bytes <= self._short_bytes:
             return
+        is_as_usual, is_first = self.is_as_usual, self._lowest is None
         if self._lowest is None or peak_bytes < self._lowest[0]:
-            self._lowest = peak_bytes, choice
-        least_bytes, lowest = self._lowest
-        if is_higher and self.count < self._most:
+            self._lowest = peak_bytes, choice, is_as_usual
+        if is_first and is_as_usual and is_higher:
+            self._may_be_as_usual = False
+            self._start_over(choice)
+        least_bytes, lowest, was_as_usual = self._lowest
+        if is_higher and not is_as_usual and self.count < self._most:
             found = self._lowest_of(self._learn(choice).problem)
             is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
             if is_lower and found.solution.schedule not in self._tried:
                 self._start_over(found)
         if self._short_bytes is not None:
             self._refuse(self._short_bytes, least_bytes)
-        if lowest.solution.schedule != choice.solution.schedule:
+        if lowest.solution.schedule != choice.solution.schedule or was_as_usual != is_as_usual:
+            self._may_be_as_usual = was_as_usual
             self._start_over(lowest)
 
     def _raise(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:

@@ -259,6 +259,8 @@ class Choice:
         bounds: What no solution undercuts.
         solution: The one that was chosen, with the bound on the seconds of all that serve the budget.
         candidates: The plans for a step of several graphs; empty where the graph has its own budget.
+        is_default: Whether the plan that serves a budget is the one that is preferred without. It is for
+            ``"min"`` only where its code is read.
     """
 
     problem: Problem
@@ -268,11 +270,7 @@ class Choice:
     bounds: Bounds
     solution: Solution
     candidates: tuple[Candidate, ...] = ()
-
-    @property
-    def is_default(self) -> bool:
-        """Whether the plan that serves a budget is the one that is preferred without."""
-        return self.budget_bytes is not None and self.solution.schedule == self.solutions[0].schedule
+    is_default: bool = False
 
 
 def decide(
@@ -309,7 +307,9 @@ def decide(
         front = pareto(solutions)
         chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
     solution = bounded(problem, bounds, chosen, allowed)
-    return Choice(problem, baseline, budget_bytes, solutions, bounds, solution)
+    is_preferred = solution.schedule == solutions[0].schedule
+    is_default = is_preferred and (budget_bytes is not None or is_exact)
+    return Choice(problem, baseline, budget_bytes, solutions, bounds, solution, is_default=is_default)
 
 
 def _asked(problem: Problem, budget: Budget, peak_bytes: int | None) -> Problem:
