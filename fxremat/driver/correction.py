@@ -230,10 +230,12 @@ class Correction:
             self._start_over(choice)
         least_bytes, lowest, was_as_usual = self._lowest
         if is_higher and not is_as_usual and self.count < self._most:
-            found = self._lowest_of(self._learn(choice).problem)
-            is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
-            if is_lower and found.solution.schedule not in self._tried:
-                self._start_over(found)
+            taught = self._learn(choice)
+            if taught is not choice:
+                found = self._lowest_of(taught.problem)
+                is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
+                if is_lower and found.solution.schedule not in self._tried:
+                    self._start_over(found)
         if self._short_bytes is not None:
             self._refuse(self._short_bytes, least_bytes)
         if lowest.solution.schedule != choice.solution.schedule or was_as_usual != is_as_usual:

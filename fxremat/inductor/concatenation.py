@@ -41,6 +41,11 @@ def held_operands(
     return held
 
 
+def is_copied_for(graph: JointGraph, binding: Binding, cat: int, reader: int) -> bool:
+    """Whether a step gets a copy of a concatenation that it reads, on a CPU."""
+    return cat >= binding.boundary and binding.nodes[reader] in facts(graph).convolutions
+
+
 def convolution_copies(
     graph: JointGraph,
     binding: Binding,
@@ -64,10 +69,9 @@ def convolution_copies(
     Yields:
         Triples (first step, last step, bytes).
     """
-    convolutions = facts(graph).convolutions
     for step, first in cats.items():
-        copies = [runs_at[reader] for reader in readers[step] if binding.nodes[reader] in convolutions]
-        if copies and step >= binding.boundary:
+        copies = [runs_at[reader] for reader in readers[step] if is_copied_for(graph, binding, step, reader)]
+        if copies:
             takes_over = len(copies) == len(readers[step]) and step not in holders
             ends = [*copies[:-1], first] if takes_over else copies  # the last one takes its place
             yield from ((first, end, graph.node_bytes(binding.nodes[step])) for end in ends)
