@@ -114,13 +114,15 @@ def compile_with_inductor(
             the graph.
         read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
             An exception ends the compilation.
-        backward_now: Whether the backward is compiled with the forward, and not when it first runs.
+        backward_now: Whether the backward is compiled with the forward, and not when it first runs. On a CPU
+            no kernel of either is compiled then before the code of both was read.
         in_order: Called with a forward or a backward, its example inputs, and whether it is a backward: more
             configuration, for kernels that run where the first of their buffers stands in the graph; None
             where they run as Inductor has it.
         key: What caches are to tell apart besides the graphs themselves.
     """
     versions.require(versions.INDUCTORS)
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
 
@@ -138,9 +140,12 @@ def compile_with_inductor(
             context.fw_metadata.fxremat_outcome = outcome()  # type: ignore[attr-defined]
         return compiled
 
-    now = {"force_non_lazy_backward_lowering": True} if backward_now else {}
     found = {**settings, **cacheable(settings, key)}
-    with compile_lock, torch._functorch.config.patch(now):
+    with compile_lock, contextlib.ExitStack() as stack:
+        if backward_now:
+            stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
+            stack.enter_context(config.patch(found))  # by which kernels are compiled in the end
+            stack.enter_context(patches.kernels_later())
         return compile_fx(module, inputs, inner_compile=compile_inner, config_patches=found)  # type: ignore[return-value]
 
 

@@ -15,9 +15,12 @@
 5. ``torch._TorchCompileInductorWrapper.__call__`` (``taking_inductor``; all versions), by which
    ``torch.compile(backend="inductor")`` compiles a graph. Torch can force a backend, but then all others are
    replaced as well, and Inductor's options are lost. In force while anybody takes such graphs.
-
 6. ``torch.fx.proxy.TracerBase.create_node`` (``seeing_nodes``; all versions), by which a tracer makes a node.
    A tracer can note Python's stack, but AOTAutograd's export has none asked to. In force while anybody sees.
+7. ``cpp_pybinding`` and ``wait`` of ``torch._inductor.async_compile.AsyncCompile`` (``kernels_later``; all
+   versions), by which a generated module has its kernels compiled and waits for them. Torch compiles those of
+   a forward before it lowers the backward, whose code may ask for another plan. In force while any thread is
+   inside.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
 (``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
@@ -44,6 +47,7 @@ from torch.fx.proxy import TracerBase
 __all__ = [
     "add_missing_implementation",
     "choosing_by",
+    "kernels_later",
     "making_way",
     "making_way_no_more",
     "reading_code",
@@ -108,6 +112,95 @@ def reading_code(read: Callable[[str], None]) -> Iterator[None]:
                 saver.inside.discard(key)
                 if not saver.inside and GraphLowering.save_output_code is saver:
                     GraphLowering.save_output_code = saver.before
+
+
+# --- Kernels ----------------------------------------------------------------------------------------
+
+_modules: ContextVar[list[tuple[Any, dict[str, Any]]] | None] = ContextVar("fxremat_modules", default=None)
+_inside: set[object] = set()
+_compiling: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = []  # a name, what it was, what it is
+
+
+class _Kernel:
+    """Stands in a generated module for a C++ kernel whose compilation has not begun.
+
+    Attributes:
+        start: Begins it; returns the kernel, or what will have it.
+    """
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self.start = start
+
+    @functools.cached_property
+    def _kernel(self) -> Callable[..., Any]:
+        found = self.start()
+        return found.result() if hasattr(found, "result") else found  # type: ignore[no-any-return]
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it, for who can't wait, such as a benchmark of its module."""
+        return self._kernel(*args)
+
+
+def _start(module: dict[str, Any]) -> None:
+    """Begin to compile the kernels of a module that stands still."""
+    kernels = {name: each.start() for name, each in module.items() if isinstance(each, _Kernel)}
+    module.update(kernels)
+
+
+def _starting_later(before: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of ``cpp_pybinding``."""
+
+    @functools.wraps(before)
+    def cpp_pybinding(compiler: Any, *args: Any) -> Any:
+        start = functools.partial(before, compiler, *args)
+        return start() if _modules.get() is None else _Kernel(start)
+
+    return cpp_pybinding
+
+
+def _waiting_later(before: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of ``wait``; modules with other kernels as well do not wait for theirs."""
+
+    @functools.wraps(before)
+    def wait(compiler: Any, module: dict[str, Any]) -> None:
+        modules = _modules.get()
+        if modules is not None and not any(hasattr(each, "result") for each in module.values()):
+            modules.append((compiler, module))
+            return
+        _start(module)
+        before(compiler, module)
+
+    return wait
+
+
+@contextlib.contextmanager
+def kernels_later() -> Iterator[None]:
+    """Have C++ kernels of this thread's graphs compiled when it leaves, all at once; none behind an error."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    key, modules, before = object(), list[tuple[Any, dict[str, Any]]](), _modules.get()
+    try:  # whatever is interrupted is taken back
+        with _lock:
+            if not _inside:
+                for name, stand_in in (("cpp_pybinding", _starting_later), ("wait", _waiting_later)):
+                    usual = getattr(AsyncCompile, name)
+                    _compiling.append((name, usual, stand_in(usual)))
+                    setattr(AsyncCompile, *_compiling[-1][::2])
+            _inside.add(key)
+        _modules.set(modules)
+        yield
+    finally:
+        _modules.set(before)
+        with _lock:
+            _inside.discard(key)
+            while _compiling and not _inside:
+                name, usual, ours = _compiling.pop()
+                if getattr(AsyncCompile, name) is ours:  # else somebody else's stands there by now, and stays
+                    setattr(AsyncCompile, name, usual)
+    for _, module in modules:
+        _start(module)
+    for compiler, module in modules:
+        compiler.wait(module)
 
 
 # --- Control dependencies ---------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Correction:
         self._tried: set[Schedule] = set()  # what was compiled
         self._codes: list[tuple[GeneratedCode, CodeMemory]] = []  # of the plan that was chosen last
         self._taught: JointGraph | None = None  # with all that code has shown
-        self._lowest: tuple[int, Choice, bool] | None = None  # the least peak of any code, its plan, is_as_usual
+        self._lowest: tuple[int, Choice, bool] | None = None  # any code's least peak, its plan, is_as_usual
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
         self._short_bytes: int | None = None  # a budget that was too little: the least memory is looked for
         self._refused: InfeasibleBudgetError | None = None

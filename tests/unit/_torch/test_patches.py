@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
 from torch import fx
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.graph import GraphLowering
 from torch.fx.proxy import TracerBase
 
-from fxremat._torch.patches import reading_code, seeing_nodes
+from fxremat._torch.patches import kernels_later, reading_code, seeing_nodes
 
 
 def generate(text: str) -> None:
@@ -35,6 +37,65 @@ def test_code_is_read_inside_and_not_outside() -> None:
     generate("d")
     assert (outer, inner) == (["a", "c"], ["b"])
     assert GraphLowering.save_output_code is before
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources of the kernels that are compiled, in order; each kernel returns its source."""
+    found: list[str] = []
+
+    def start(compiler: AsyncCompile, types: list[str], source: str) -> Callable[[], str]:
+        found.append(source)
+        return lambda: source
+
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", start)
+    return found
+
+
+def load(*sources: str, **others: Any) -> dict[str, Any]:
+    """What a generated module does when it is loaded; its names."""
+    compiler = AsyncCompile()
+    kernels = {source: compiler.cpp_pybinding([], source) for source in sources}
+    module = {**kernels, **others}
+    compiler.wait(module)
+    return module
+
+
+def test_kernels_are_compiled_at_the_end(started: list[str]) -> None:
+    """Those of all modules; from then on the modules have them."""
+    with kernels_later():
+        forward = load("a", "b")
+        backward = load("c")
+        assert started == []
+    assert started == ["a", "b", "c"]
+    assert [forward["a"](), forward["b"](), backward["c"]()] == started == ["a", "b", "c"]
+    load("d")
+    assert started == ["a", "b", "c", "d"]
+
+
+def test_no_kernel_is_compiled_behind_an_error(started: list[str]) -> None:
+    """And nothing is left of it."""
+    before = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+    with pytest.raises(KeyError), kernels_later():
+        load("a")
+        raise KeyError
+    assert started == [] and (AsyncCompile.cpp_pybinding, AsyncCompile.wait) == before
+
+
+def test_a_kernel_that_is_called_before_is_compiled_then(started: list[str]) -> None:
+    """Once, however often."""
+    with kernels_later():
+        module = load("a", "b")
+        assert [module["b"](), module["b"]()] == ["b", "b"] and started == ["b"]
+
+
+def test_modules_with_other_kernels_wait_for_all(started: list[str]) -> None:
+    """What compiles those may look at what has been compiled when their module is loaded."""
+    other: Future[str] = Future()
+    other.set_result("done")
+    with kernels_later():
+        module = load("a", other=other)
+        assert started == ["a"] and module["a"]() == "a"
 
 
 def test_nodes_are_seen_inside_and_not_outside() -> None:

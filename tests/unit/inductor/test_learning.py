@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.async_compile import AsyncCompile
 from unseen import no_loops
 
 import fxremat
@@ -197,6 +198,23 @@ def test_what_explains_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # --- Plans ------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_those_of_the_last_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those before, none has been compiled when their backward's code asks for another."""
+    seen = Seen(monkeypatch)
+    compile_usual, sources = AsyncCompile.cpp_pybinding, list[str]()
+
+    def compile_kernel(*args: Any) -> Any:
+        sources.append(args[-1])
+        return compile_usual(*args)
+
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", compile_kernel)
+    compiled(2, "min")
+    assert len(seen.plans) > 1
+    last = "".join(code.text for code, _ in seen.plans[-1][1])
+    assert len(sources) == last.count("async_compile.cpp_pybinding(")
+    assert all(source in last for source in sources)
 
 
 def test_the_least_memory_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
