@@ -213,9 +213,9 @@ class Correction:
         self._taught = None
         self._tried.clear()
 
-    def _lowest_of(self, problem: Problem) -> Choice:
-        """The plan that is predicted to take the least."""
-        found = (least(self.policy) or self.policy).choose(problem, None)
+    def _lowest_of(self, problem: Problem, within_bytes: int | None = None) -> Choice:
+        """The plan that is predicted to take the least; where 0 is given, none is looked for beside it."""
+        found = (least(self.policy) or self.policy).choose(problem, within_bytes)
         return replace(found, budget_bytes=self._short_bytes)
 
     def _look_lower(self, choice: Choice, peak_bytes: int, is_higher: bool) -> None:
@@ -232,7 +232,9 @@ class Correction:
         if is_higher and not is_as_usual and self.count < self._most:
             taught = self._learn(choice)
             if taught is not choice:
-                found = self._lowest_of(taught.problem)
+                others = (replace(taught, solution=each, is_default=False) for each in choice.solutions)
+                known = (_again(other, taught.problem) for other in others)
+                found = min((self._lowest_of(taught.problem, 0), *known), key=_predicted_bytes)
                 is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
                 if is_lower and found.solution.schedule not in self._tried:
                     self._start_over(found)
@@ -267,6 +269,10 @@ class Correction:
         self.count += 1
         _log.debug("%s: planned again, correction %d", self.name, self.count)
         raise PlanAgain(f"{self.name} is planned again")
+
+
+def _predicted_bytes(choice: Choice) -> int:
+    return choice.solution.peak_bytes
 
 
 def _informed(problem: Problem, taught: JointGraph) -> Problem:
