@@ -20,9 +20,12 @@ from fxremat.driver.correction import Correction
 from fxremat.driver.pipeline import Choice
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, bind
+from fxremat.inductor import learning
 from fxremat.inductor.facts import facts, informed, like
 from fxremat.inductor.generated import CodeMemory, Handed, read
+from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.learning import learn
+from fxremat.inductor.segments import recomputation
 from fxremat.inductor.shown import NOTHING, Shown, Spot, State
 from fxremat.predict.models import INDUCTOR
 
@@ -113,10 +116,39 @@ class Means(nn.Module):
         return x.float().square().mean()
 
 
+class Layer(nn.Module):
+    """What no other plan takes less memory for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).mean()
+
+
+class Joined(nn.Module):
+    """Convolutions of concatenations, which their gradients get copies of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 16, 5, padding=2) for _ in range(4))
+        self.mixes = nn.ModuleList(nn.Conv2d(24, 8, 1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.InstanceNorm2d(16) for _ in range(4))
+        self.last = nn.Conv2d(8, 10, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, mix, norm in zip(self.layers, self.mixes, self.norms, strict=True):
+            x = mix(torch.cat((torch.tanh(x), nn.functional.elu(norm(layer(x)))), 1))
+        return self.last(x).square().mean()
+
+
 NETWORKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype]] = [
     (Gates, (2, 8, 32, 32), torch.float32),
     (Softmax, (256, 64), torch.bfloat16),
     (Means, (256, 64), torch.bfloat16),
+    (Layer, (256, 64), torch.float32),
+    (Joined, (2, 8, 32, 32), torch.float32),
 ]
 
 
@@ -148,11 +180,13 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plans: list[tuple[Choice, list[tuple[GeneratedCode, CodeMemory]]]] = []
+        self.were_as_usual: list[bool] = []
         usual = Correction._compare
 
         def compare(this: Correction, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
             if is_whole:
                 self.plans.append((choice, list(this._codes)))
+                self.were_as_usual.append(this.is_as_usual)
             usual(this, choice, peak_bytes, is_whole)
 
         monkeypatch.setattr(Correction, "_compare", compare)
@@ -179,6 +213,17 @@ def test_predictions_get_right(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert error(own, schedule, backward) <= min(0.02, before)
     taught = learn(default.problem.graph, bind(default.problem.graph, default.solution.schedule), codes)
     assert error(like(graph, taught), schedule, backward) <= before
+
+
+def test_copies_that_are_predicted_are_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As facts beside the rule they would count twice."""
+    seen = Seen(monkeypatch)
+    compiled(4, "min")
+    (choice, [_, (code, memory)]), *_ = seen.plans
+    graph, binding = choice.problem.graph, bind(choice.problem.graph, choice.solution.schedule)
+    inlining = Inlining(graph, binding, recomputation(graph, binding).waiting)
+    assert learning._Told(code, memory, inlining).copies
+    assert not learning._shown(graph, binding, code, memory).copies
 
 
 def test_what_explains_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +268,26 @@ def test_the_least_memory_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -
     report = compiled(2, "min")
     peaks = [max(memory.peak_bytes for _, memory in codes) for _, codes in seen.plans]
     assert report.lowered_peak_bytes == min(peaks) < peaks[0]
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (2, 1), (2, 3)])
+def test_the_least_plan_runs_as_without_a_budget(
+    parts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it is preferred without one; and in its own order only where its code holds less than that does."""
+    predicted = compiled(3, "min").solution.peak_bytes
+    seen = Seen(monkeypatch)
+
+    def found(given: GeneratedCode, held: Handed) -> CodeMemory | None:
+        memory = read(given, held)
+        part = parts[len(seen.plans) == 1]
+        return memory and replace(memory, peak_bytes=part * predicted)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compilation, "read", found)
+    report = compiled(3, "min")
+    assert seen.were_as_usual == {(1, 1): [True], (2, 1): [True, False], (2, 3): [True, False, True]}[parts]
+    assert report.lowered_peak_bytes == min(parts) * predicted
 
 
 def test_a_budget_is_found_again_with_what_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
