@@ -179,6 +179,7 @@ class Correction:
     def _lower(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
         """Go on with a plan that is lower by what the code holds beyond the budget."""
         if self._proven is not None:
+            self._most = self.count + 1  # no other is tried behind it
             self._start_over(self._proven)
         if self.is_as_usual:
             self._may_be_as_usual = False
