@@ -122,7 +122,6 @@ def compile_with_inductor(
         key: What caches are to tell apart besides the graphs themselves.
     """
     versions.require(versions.INDUCTORS)
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
 
@@ -144,7 +143,7 @@ def compile_with_inductor(
     with compile_lock, contextlib.ExitStack() as stack:
         if backward_now:
             stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-            stack.enter_context(config.patch(found))  # by which kernels are compiled in the end
+            stack.enter_context(torch._inductor.config.patch(found))  # by which kernels are compiled in the end
             stack.enter_context(patches.kernels_later())
         return compile_fx(module, inputs, inner_compile=compile_inner, config_patches=found)  # type: ignore[return-value]
 
