@@ -143,7 +143,7 @@ def compile_with_inductor(
     with compile_lock, contextlib.ExitStack() as stack:
         if backward_now:
             stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-            stack.enter_context(torch._inductor.config.patch(found))  # by which kernels are compiled in the end
+            stack.enter_context(torch._inductor.config.patch(found))  # as kernels are compiled in the end
             stack.enter_context(patches.kernels_later())
         return compile_fx(module, inputs, inner_compile=compile_inner, config_patches=found)  # type: ignore[return-value]
 
