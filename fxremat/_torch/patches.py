@@ -122,28 +122,25 @@ _compiling: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = []  # a n
 
 
 class _Kernel:
-    """Stands in a generated module for a C++ kernel whose compilation has not begun.
-
-    Attributes:
-        start: Begins it; returns the kernel, or what will have it.
-    """
+    """Stands in a generated module for a C++ kernel whose compilation has not begun."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
-        self.start = start
+        self._start = start
 
     @functools.cached_property
-    def _kernel(self) -> Callable[..., Any]:
-        found = self.start()
-        return found.result() if hasattr(found, "result") else found  # type: ignore[no-any-return]
+    def started(self) -> Any:
+        """The kernel, or what will have it; its compilation begins when this is first read."""
+        return self._start()
 
     def __call__(self, *args: Any) -> Any:
         """Run it, for who can't wait, such as a benchmark of its module."""
-        return self._kernel(*args)
+        kernel = self.started.result() if hasattr(self.started, "result") else self.started
+        return kernel(*args)
 
 
 def _start(module: dict[str, Any]) -> None:
     """Begin to compile the kernels of a module that stands still."""
-    kernels = {name: each.start() for name, each in module.items() if isinstance(each, _Kernel)}
+    kernels = {name: each.started for name, each in module.items() if isinstance(each, _Kernel)}
     module.update(kernels)
 
 

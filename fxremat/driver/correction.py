@@ -231,19 +231,24 @@ class Correction:
             self._start_over(choice)
         least_bytes, lowest, was_as_usual = self._lowest
         if is_higher and not is_as_usual and self.count < self._most:
-            taught = self._learn(choice)
-            if taught is not choice:
-                others = (replace(taught, solution=each, is_default=False) for each in choice.solutions)
-                known = (_again(other, taught.problem) for other in others)
-                found = min((self._lowest_of(taught.problem, 0), *known), key=_predicted_bytes)
-                is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
-                if is_lower and found.solution.schedule not in self._tried:
-                    self._start_over(found)
+            found = self._lowest_taught(choice)
+            is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
+            if is_lower and found.solution.schedule not in self._tried:
+                self._start_over(found)
         if self._short_bytes is not None:
             self._refuse(self._short_bytes, least_bytes)
         if lowest.solution.schedule != choice.solution.schedule or was_as_usual != is_as_usual:
             self._may_be_as_usual = was_as_usual
             self._start_over(lowest)
+
+    def _lowest_taught(self, choice: Choice) -> Choice:
+        """The lowest plan by what the code has shown, new or known before; itself where that is nothing."""
+        taught = self._learn(choice)
+        if taught is choice:
+            return choice
+        others = (replace(taught, solution=each, is_default=False) for each in choice.solutions)
+        known = (_again(other, taught.problem) for other in others)
+        return min((self._lowest_of(taught.problem, 0), *known), key=_predicted_bytes)
 
     def _raise(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
         """Try a plan that is higher by what the code leaves of the budget, if that saves time.

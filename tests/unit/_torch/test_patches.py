@@ -87,6 +87,7 @@ def test_a_kernel_that_is_called_before_is_compiled_then(started: list[str]) -> 
     with kernels_later():
         module = load("a", "b")
         assert [module["b"](), module["b"]()] == ["b", "b"] and started == ["b"]
+    assert started == ["b", "a"]
 
 
 def test_modules_with_other_kernels_wait_for_all(started: list[str]) -> None:
