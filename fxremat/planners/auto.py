@@ -22,10 +22,10 @@ bounded in steps, not in seconds, so the same graph gives the same plan everywhe
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.loops import Kind
+from fxremat.graph.mirrors import expand
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule
 from fxremat.planners import drop_cheap, keep_all, min_cut, recursive, revolve, sublinear
@@ -57,11 +57,12 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     tries = _tries(problem, len(graph.nodes))
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     has_time = tries >= ENOUGH_TRIES
-    recipes = _recipes(problem if has_time else replace(problem, fusion="none"), has_time)
-    known = {each.schedule: each.planner for each in recipes}
+    recipes = _recipes(problem) if has_time else ()
+    known = {each.schedule: each.planner for each in recipes} or _schedules(problem)
     schedules: dict[Schedule, None] = {}
+    copies = problem.model.on(graph).input_copies(graph, problem.lowered(default)[0])
     for inlined, joins_calls in variants:
-        condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls)
+        condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls, copies)
         starts = [followed(condensed, each) for each in known]
         row = Row(condensed, tries // len(variants), starts)
         schedules |= dict.fromkeys(map(condensed.schedule, row.plans()))
@@ -83,10 +84,24 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     return (default, *pareto(found))
 
 
-def _recipes(problem: Problem, has_time: bool) -> tuple[Solution, ...]:
+def _recipes(problem: Problem) -> tuple[Solution, ...]:
     """The plans of the planners that follow a recipe, but for ``revolve``'s: too many to start from."""
-    recipes = (keep_all, drop_cheap, *((min_cut,) if has_time else ()), sublinear, recursive)
+    recipes = (keep_all, drop_cheap, min_cut, sublinear, recursive)
     return tuple(itertools.chain.from_iterable(each.plan(problem) for each in recipes))
+
+
+def _schedules(problem: Problem) -> dict[Schedule, str]:
+    """The plans of the same but for ``min_cut``'s, each with its planner, and what none of them takes."""
+    graph = problem.graph
+    counts = itertools.chain(
+        [("keep_all", {}), ("drop_cheap", drop_cheap.mirror_counts(problem))],
+        (("sublinear", each) for each in sublinear.mirror_counts(graph)),
+        *(
+            [("recursive", each) for each in recursive.mirror_counts(graph, cuts)]
+            for cuts in recursive.CUTS_PER_PART
+        ),
+    )
+    return {expand(graph, each): planner for planner, each in counts}
 
 
 def _tries(problem: Problem, nodes: int) -> int:

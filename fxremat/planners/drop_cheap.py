@@ -11,6 +11,11 @@ from fxremat.predict.problem import Problem, Solution
 
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
+    """The one plan."""
+    return (problem.mirror(mirror_counts(problem), "drop_cheap"),)
+
+
+def mirror_counts(problem: Problem) -> dict[str, int]:
     """Mirror count 1 for each forward value whose operator does no dense arithmetic.
 
     In a graph made of mappings an operator is cheap whose seconds are below the mean of the forward's.
@@ -23,4 +28,4 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         seconds = {node: problem.costs.of_node(graph, node) for node in forward}
         mean = sum(seconds.values()) / max(1, len(seconds))
         cheap = [node for node in forward if seconds[node] < mean]
-    return (problem.mirror({graph.nodes[node].name: 1 for node in cheap}, "drop_cheap"),)
+    return {graph.nodes[node].name: 1 for node in cheap}

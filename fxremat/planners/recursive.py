@@ -30,14 +30,21 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
 
 def with_cuts(problem: Problem, cuts_per_part: int) -> tuple[Solution, ...]:
     """The plans of so many cuts per part, least peak first; ``k`` in the paper."""
-    lives = forward_lives(problem.graph)
-    found: dict[tuple[tuple[str, int], ...], None] = {}
-    for places in narrow_places(lives):
-        levels = split(problem.graph, places, cuts_per_part)
-        counts = mirror_counts(problem.graph, lives, levels)
-        found[tuple(counts.items())] = None
-    solutions = [problem.mirror(dict(counts), "recursive") for counts in found]
+    solutions = [
+        problem.mirror(counts, "recursive") for counts in mirror_counts(problem.graph, cuts_per_part)
+    ]
     return tuple(sorted(solutions, key=lambda solution: (solution.peak_bytes, solution.seconds)))
+
+
+def mirror_counts(graph: JointGraph, cuts_per_part: int) -> list[dict[str, int]]:
+    """The distinct mirror counts of so many cuts per part, one for each set of narrow candidates."""
+    lives = forward_lives(graph)
+    found: list[dict[str, int]] = []
+    for places in narrow_places(lives):
+        counts = counts_of(graph, lives, split(graph, places, cuts_per_part))
+        if counts not in found:
+            found.append(counts)
+    return found
 
 
 def split(graph: JointGraph, places: Sequence[int], cuts_per_part: int) -> dict[int, int]:
@@ -78,7 +85,7 @@ def _even(
     return sorted(chosen)
 
 
-def mirror_counts(graph: JointGraph, lives: ForwardLives, levels: Mapping[int, int]) -> dict[str, int]:
+def counts_of(graph: JointGraph, lives: ForwardLives, levels: Mapping[int, int]) -> dict[str, int]:
     """Mirror counts: the lowest level of a cut that a value crosses, else one more than that of its part."""
     level_of: dict[int, int] = {}
     for level in sorted(set(levels.values()), reverse=True):

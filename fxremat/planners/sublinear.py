@@ -12,7 +12,7 @@ O(n) per budget. Left out: the weight of an operator's time, which ``auto`` take
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fxremat.graph.joint import JointGraph
 from fxremat.predict.problem import Problem, Solution
@@ -23,12 +23,15 @@ GRID = 6  # points of Appendix A's search
 
 def plan(problem: Problem) -> tuple[Solution, ...]:
     """The plans of the search, least peak first."""
-    lives = forward_lives(problem.graph)
-    solutions = [
-        problem.mirror(mirror_everything_but(problem.graph, crossing(lives, cuts)), "sublinear")
-        for cuts in segmentations(problem.graph, lives)
-    ]
+    solutions = [problem.mirror(counts, "sublinear") for counts in mirror_counts(problem.graph)]
     return tuple(sorted(solutions, key=lambda solution: (solution.peak_bytes, solution.seconds)))
+
+
+def mirror_counts(graph: JointGraph) -> Iterator[dict[str, int]]:
+    """The mirror counts of each segmentation that the search tries."""
+    lives = forward_lives(graph)
+    for cuts in segmentations(graph, lives):
+        yield mirror_everything_but(graph, crossing(lives, cuts))
 
 
 def segmentations(graph: JointGraph, lives: ForwardLives) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
-from fxremat.inductor.layout import unsettled
+from fxremat.inductor.layout import input_copies, unsettled
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
 from fxremat.memory.liveness import MemoryProfile, profile_of
@@ -73,6 +73,10 @@ class MemoryModel(abc.ABC):
     def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
         """For each node, bytes that it allocates and frees again while it runs."""
         return calibrate.scratch_bytes(graph)
+
+    def input_copies(self, graph: JointGraph, binding: Binding) -> Sequence[tuple[Sequence[int], int]]:
+        """The copies of inputs that are held for several readers: the nodes that read each, and its bytes."""
+        return ()
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """Seconds that a run of a node takes at least, whatever the schedule."""
@@ -141,6 +145,12 @@ class Inductor(MemoryModel):
         """Loops have none, for they run in registers, and what convolutions read is arranged for them."""
         either = unsettled(graph)
         return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True, unsettled=either)
+
+    def input_copies(self, graph: JointGraph, binding: Binding) -> Sequence[tuple[Sequence[int], int]]:
+        """Those that lie channels last, for convolutions."""
+        nodes = binding.nodes
+        copies = input_copies(graph, binding)
+        return [([nodes[step] for step in readers], size) for _, readers, size in copies if len(readers) > 1]
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""

@@ -76,7 +76,7 @@ def cuts(condensed: Condensed) -> list[tuple[int, int]]:
             last[buffer] = index
     change = [0] * (boundary + 1)
     for buffer, maker in enumerate(condensed.maker):
-        if maker < last[buffer] and not _is_once(condensed, buffer):
+        if maker < last[buffer] and not condensed.is_once[buffer]:
             change[maker] += condensed.size[buffer]
             change[last[buffer]] -= condensed.size[buffer]
     widths, width = [], 0
@@ -122,12 +122,6 @@ def divide(condensed: Condensed, firsts: Sequence[int]) -> Division:
     return _Divider(condensed, firsts).divide()
 
 
-def _is_once(condensed: Condensed, buffer: int) -> bool:
-    """Whether a buffer cannot be made again."""
-    maker = condensed.operators[condensed.maker[buffer]]
-    return maker.runs_at_most == 1 or buffer not in maker.remakes
-
-
 class _Divider:
     """One pass over the operators, block by block."""
 
@@ -141,7 +135,7 @@ class _Divider:
             maker < condensed.boundary
             and (
                 condensed.pinned[buffer]
-                or _is_once(condensed, buffer)
+                or condensed.is_once[buffer]
                 or self.until[buffer] < self.block[maker]
             )
             for buffer, maker in enumerate(condensed.maker)

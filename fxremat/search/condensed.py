@@ -107,6 +107,14 @@ class Condensed:
         return found
 
     @functools.cached_property
+    def is_once(self) -> tuple[bool, ...]:
+        """Whether each buffer cannot be made again."""
+        makers = map(self.operators.__getitem__, self.maker)
+        return tuple(
+            maker.runs_at_most == 1 or buffer not in maker.remakes for buffer, maker in enumerate(makers)
+        )
+
+    @functools.cached_property
     def behind(self) -> tuple[tuple[int, ...], ...]:
         """For each buffer, those that its readers make, in order."""
         found: list[list[int]] = [[] for _ in self.size]
@@ -234,6 +242,7 @@ def condense(
     model: MemoryModel = EVERY_VALUE,
     inlined: frozenset[int] = frozenset(),
     joins_calls: bool = False,
+    copies: Sequence[tuple[Sequence[int], int]] = (),
 ) -> Condensed:
     """Condense a graph.
 
@@ -244,15 +253,23 @@ def condense(
             operators (``graph/twins.py``) or Inductor's loops can.
         inlined: Nodes that get no buffer, whatever the schedule.
         joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
+        copies: For each copy of an input, the nodes that read it and its bytes. The first of them makes it,
+            when it runs first, and it is there until the last has run.
     """
-    return _Condenser(graph, costs, model, inlined, joins_calls).condense()
+    return _Condenser(graph, costs, model, inlined, joins_calls, copies).condense()
 
 
 class _Condenser:
     """One pass over the nodes."""
 
     def __init__(
-        self, graph: JointGraph, costs: Costs, model: MemoryModel, inlined: frozenset[int], joins_calls: bool
+        self,
+        graph: JointGraph,
+        costs: Costs,
+        model: MemoryModel,
+        inlined: frozenset[int],
+        joins_calls: bool,
+        copies: Sequence[tuple[Sequence[int], int]],
     ) -> None:
         self.graph = graph
         self.joins_calls = joins_calls
@@ -260,6 +277,13 @@ class _Condenser:
         self.costs = costs
         self.buffers: dict[int, int] = {}  # of each storage, in order of making
         self.bytes: list[int] = []  # of each buffer
+        self.copies_made: dict[int, list[int]] = {}  # by node, as storages behind the graph's own
+        self.copies_read: dict[int, list[int]] = {}
+        self.storage_bytes = [*graph.storage_bytes, *(size for _, size in copies)]
+        for storage, ((first, *others), _) in enumerate(copies, len(graph.storage_bytes)):
+            self.copies_made.setdefault(first, []).append(storage)
+            for node in others:
+                self.copies_read.setdefault(node, []).append(storage)
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
         self.is_free: list[bool] = []
@@ -282,7 +306,7 @@ class _Condenser:
         for index, group in enumerate(groups):
             for storage in self._made(group):
                 self.buffers[storage] = len(maker)
-                self.bytes.append(graph.storage_bytes[storage] if storage >= 0 else 0)
+                self.bytes.append(self.storage_bytes[storage] if storage >= 0 else 0)
                 maker.append(index)
         returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
         return Condensed(
@@ -297,7 +321,7 @@ class _Condenser:
     def _made(self, group: tuple[int, ...]) -> list[int]:
         """The storages that a group allocates; one that allocates none stands for one without bytes."""
         created = [storage for node in group for storage in self.graph.nodes[node].creates]
-        return created or [-1 - group[0]]
+        return [*(created or [-1 - group[0]]), *self.copies_made.get(group[0], ())]
 
     def _is_view(self, node: int) -> bool:
         """Whether a node allocates nothing and holds what it reads for as long as it is needed."""
@@ -338,6 +362,7 @@ class _Condenser:
             for storage in (*graph.nodes[operand].views, -1 - operand)
             if storage in buffers
         )
+        read |= dict.fromkeys(buffers[storage] for storage in self.copies_read.get(group[0], ()))
         made = self._made(group)
         remade = [storage for node in nodes for storage in node.recreates]
         is_kept = any(graph.is_kept(node) for node in group[:1]) or not self.once.isdisjoint(made)

@@ -64,6 +64,7 @@ class _Simulation:
         if weights:
             self.prices = tuple(price * weight for price, weight in zip(self.prices, weights, strict=True))
         self.size, self.maker, self.pinned = condensed.size, condensed.maker, condensed.pinned
+        self.is_once = condensed.is_once
         self.behind = condensed.behind
         self.order, self.boundary = order, condensed.boundary_of(order)
         self.budget, self.power = budget, distance_power
@@ -211,7 +212,7 @@ class _Simulation:
                 self.waiting[operand] -= 1
                 if not self.uses[operand]:
                     self._release(operand)
-        if not self.pinned[buffer] and self.size[buffer]:
+        if not self.pinned[buffer] and not self.is_once[buffer] and self.size[buffer]:
             heapq.heappush(self.queue, (0.0, buffer))
 
     def _release(self, buffer: int) -> None:

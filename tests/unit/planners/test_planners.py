@@ -30,7 +30,7 @@ from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, validate
 from fxremat.planners import PLANNERS, revolve
-from fxremat.planners.recursive import mirror_counts, split, with_cuts
+from fxremat.planners.recursive import counts_of, split, with_cuts
 from fxremat.planners.sublinear import algorithm_3, budgets
 from fxremat.predict.models import profile
 from fxremat.predict.problem import Problem, Solution, pareto
@@ -311,7 +311,7 @@ def test_the_levels_of_a_recursion() -> None:
     halved = split(graph, places, 1)
     assert [halved[place] for place in places] == [2, 1, 2, 0, 2, 1, 2]
     assert [split(graph, places, 3)[place] for place in places] == [1, 0, 1, 0, 1, 0, 1]
-    counts = mirror_counts(graph, forward_lives(graph), halved)
+    counts = counts_of(graph, forward_lives(graph), halved)
     assert [counts[f"f{layer}"] for layer in range(1, 9)] == [2, 1, 2, 0, 2, 1, 2, 3]
 
 
