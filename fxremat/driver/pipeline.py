@@ -25,6 +25,7 @@ from fxremat.emit.views import let_views_copy
 from fxremat.emit.writes import read_again
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
+from fxremat.graph.collector import collector_paused
 from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.signature import device_title, signature
@@ -51,6 +52,7 @@ SECONDS_WITHOUT_BUDGET = 0.3  # that ``auto`` searches where the default plan, o
 _RETURNED = "mirror counts by node name, a schedule (names of nodes in order), a Solution, or several"
 
 
+@collector_paused()
 def make_problem(
     graph: JointGraph,
     cost: str | Mapping[str, float] = "roofline",

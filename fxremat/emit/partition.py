@@ -14,12 +14,14 @@ from torch import fx
 from fxremat._torch import graphs, partitioners
 from fxremat.errors import GraphError
 from fxremat.graph import twins
+from fxremat.graph.collector import collector_paused
 from fxremat.graph.generators import random_state
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.schedule import bind
 from fxremat.memory.inplace import overwrites
 
 
+@collector_paused()
 def partition(
     graph: JointGraph, inplace: bool = False, views_again: bool = False
 ) -> tuple[fx.GraphModule, fx.GraphModule]:

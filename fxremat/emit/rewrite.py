@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import fx
 
 from fxremat.errors import GraphError
+from fxremat.graph.collector import collector_paused
 from fxremat.graph.generators import STATE
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import MIRROR, STEP
@@ -21,6 +22,7 @@ from fxremat.graph.schedule import Binding, validate
 from fxremat.memory.liveness import mirror_scratch_bytes
 
 
+@collector_paused()
 def rewrite(graph: JointGraph, schedule: Sequence[str]) -> JointGraph:
     """The graph whose own order is the schedule.
 

@@ -24,12 +24,13 @@ from __future__ import annotations
 import itertools
 
 from fxremat.errors import InvalidOptionError
+from fxremat.graph.collector import collector_paused
 from fxremat.graph.loops import Kind
 from fxremat.graph.mirrors import expand
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule
 from fxremat.planners import drop_cheap, keep_all, min_cut, recursive, revolve, sublinear
-from fxremat.predict.problem import Problem, Solution, collector_paused, pareto, progress
+from fxremat.predict.problem import Problem, Solution, pareto, progress
 from fxremat.proof import search
 from fxremat.search.baseline import default_plan
 from fxremat.search.condensed import condense

@@ -5,14 +5,12 @@ A planner is a function from a Problem to a Solution. It makes schedules and nev
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -214,22 +212,6 @@ def progress(items: Iterable[Item], title: str) -> Iterable[Item]:
     """The items, with a bar on a terminal once they have taken a second."""
     bar: Iterable[Item] = tqdm(items, title, disable=None, leave=False, delay=1.0)
     return bar
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep Python's collector of reference cycles from running.
-
-    A planner makes millions of small objects and no cycles: each is freed as soon as it is of no more use,
-    and the collector, which goes through the whole graph over and over, would find nothing.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def margin(problem: Problem) -> float:

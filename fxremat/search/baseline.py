@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fxremat.graph.collector import collector_paused
 from fxremat.graph.nodes import Phase
 from fxremat.predict.problem import Problem, Solution
 from fxremat.search.cuts import mirror_everything_but
@@ -32,6 +33,7 @@ def default_plan(problem: Problem) -> Solution:
     return problem.mirror(wished, "keep_all")
 
 
+@collector_paused()
 def min_cut_plan(problem: Problem) -> Solution:
     """Mirror count 1 for each forward value that the minimum cut does not keep; none without an fx graph."""
     graph = problem.graph

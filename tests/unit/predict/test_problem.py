@@ -1,29 +1,13 @@
-"""What planners share: the pause of the collector, and the solutions that are at hand lowered."""
+"""What planners share: the solutions that are at hand lowered."""
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 
 import pytest
 from graphs import chain, problem
 
 from fxremat.predict import problem as problems
-from fxremat.predict.problem import collector_paused
-
-
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_the_collector_is_as_it_was(is_enabled: bool) -> None:
-    """It does not run inside, and runs afterwards if it ran before, whatever happens inside."""
-    before = gc.isenabled()
-    try:
-        (gc.enable if is_enabled else gc.disable)()
-        with pytest.raises(ValueError), collector_paused():
-            assert not gc.isenabled()
-            raise ValueError
-        assert gc.isenabled() == is_enabled
-    finally:
-        (gc.enable if before else gc.disable)()
 
 
 def test_the_latest_solutions_are_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
