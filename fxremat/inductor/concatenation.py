@@ -8,7 +8,7 @@ the results that they read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
@@ -44,6 +44,24 @@ def held_operands(
 def is_copied_for(graph: JointGraph, binding: Binding, cat: int, reader: int) -> bool:
     """Whether a step gets a copy of a concatenation that it reads, on a CPU."""
     return cat >= binding.boundary and binding.nodes[reader] in facts(graph).convolutions
+
+
+def copied_cats(graph: JointGraph) -> dict[int, int]:
+    """The bytes of the concatenations of which a convolution gets a copy where they run in the backward."""
+    if not graph.is_on_cpu or not facts(graph).convolutions:
+        return {}
+    cats = (node for node, loop in enumerate(graph.loops) if loop.is_cat)
+    convolutions = facts(graph).convolutions
+    return {cat: graph.node_bytes(cat) for cat in cats if not convolutions.isdisjoint(_readers(graph, cat))}
+
+
+def _readers(graph: JointGraph, node: int) -> Iterator[int]:
+    """The nodes that read a value, views looked through."""
+    for user in graph.users[node]:
+        if graph.loops[user].kind is Kind.VIEW:
+            yield from _readers(graph, user)
+        else:
+            yield user
 
 
 def convolution_copies(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fxremat.memory.inplace import Overwrite
 from fxremat.memory.instances import Instances
@@ -37,3 +39,16 @@ class Lowering:
     replaces: Mapping[int, int] = field(default_factory=dict)
     overwrites: Mapping[int, Overwrite] = field(default_factory=dict)
     instances: Instances | None = None
+
+
+class Copies(NamedTuple):
+    """The copies that the code of any schedule of a graph holds, as far as they do not depend on it.
+
+    Attributes:
+        of_inputs: For each input that is copied for several readers, these nodes and the bytes. The copy is
+            there from the forward on until the last of them has run.
+        of_mirrors: For nodes whose value is copied for a reader where it is computed again, the bytes.
+    """
+
+    of_inputs: Sequence[tuple[Sequence[int], int]] = ()
+    of_mirrors: Mapping[int, int] = MappingProxyType({})

@@ -61,7 +61,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     recipes = _recipes(problem) if has_time else ()
     known = {each.schedule: each.planner for each in recipes} or _schedules(problem)
     schedules: dict[Schedule, None] = {}
-    copies = problem.model.on(graph).input_copies(graph, problem.lowered(default)[0])
+    copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for inlined, joins_calls in variants:
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls, copies)
         starts = [followed(condensed, each) for each in known]

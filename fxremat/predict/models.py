@@ -23,11 +23,12 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
+from fxremat.inductor.concatenation import copied_cats
 from fxremat.inductor.layout import input_copies, unsettled
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
 from fxremat.memory.liveness import MemoryProfile, profile_of
-from fxremat.memory.lowering import Lowering
+from fxremat.memory.lowering import Copies, Lowering
 from fxremat.predict.cost import Costs
 
 # Of a budget under Inductor, where no code is held against it: the error that predictions mostly keep to.
@@ -74,9 +75,9 @@ class MemoryModel(abc.ABC):
         """For each node, bytes that it allocates and frees again while it runs."""
         return calibrate.scratch_bytes(graph)
 
-    def input_copies(self, graph: JointGraph, binding: Binding) -> Sequence[tuple[Sequence[int], int]]:
-        """The copies of inputs that are held for several readers: the nodes that read each, and its bytes."""
-        return ()
+    def copies(self, graph: JointGraph, binding: Binding) -> Copies:
+        """The copies that all schedules of a graph have in common, as far as one of them shows."""
+        return Copies()
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """Seconds that a run of a node takes at least, whatever the schedule."""
@@ -146,11 +147,15 @@ class Inductor(MemoryModel):
         either = unsettled(graph)
         return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True, unsettled=either)
 
-    def input_copies(self, graph: JointGraph, binding: Binding) -> Sequence[tuple[Sequence[int], int]]:
-        """Those that lie channels last, for convolutions."""
+    def copies(self, graph: JointGraph, binding: Binding) -> Copies:
+        """Those of inputs that lie channels last, and of concatenations, for convolutions."""
         nodes = binding.nodes
-        copies = input_copies(graph, binding)
-        return [([nodes[step] for step in readers], size) for _, readers, size in copies if len(readers) > 1]
+        of_inputs = [
+            ([nodes[step] for step in readers], size)
+            for _, readers, size in input_copies(graph, binding)
+            if len(readers) > 1
+        ]
+        return Copies(of_inputs, copied_cats(graph))
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""

@@ -219,10 +219,10 @@ class _Divider:
         return ends
 
     def _made(self) -> list[list[int]]:
-        """The buffers that each block makes."""
+        """The buffers that the first runs of each block's operators make."""
         made: list[list[int]] = [[] for _ in self.firsts]
-        for buffer, maker in enumerate(self.condensed.maker):
-            made[self.block[maker]].append(buffer)
+        for block, operator in zip(self.block, self.condensed.operators, strict=True):
+            made[block] += operator.makes
         return made
 
     def _local(

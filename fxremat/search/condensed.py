@@ -26,11 +26,13 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule
+from fxremat.memory.lowering import Copies
 from fxremat.predict.cost import Costs
 from fxremat.predict.models import EVERY_VALUE, MemoryModel
 from fxremat.search.flat import Flat, Integers, Ragged
 
 UNLIMITED = 1 << 30
+NO_COPIES = Copies()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ def condense(
     model: MemoryModel = EVERY_VALUE,
     inlined: frozenset[int] = frozenset(),
     joins_calls: bool = False,
-    copies: Sequence[tuple[Sequence[int], int]] = (),
+    copies: Copies = NO_COPIES,
 ) -> Condensed:
     """Condense a graph.
 
@@ -253,8 +255,8 @@ def condense(
             operators (``graph/twins.py``) or Inductor's loops can.
         inlined: Nodes that get no buffer, whatever the schedule.
         joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
-        copies: For each copy of an input, the nodes that read it and its bytes. The first of them makes it,
-            when it runs first, and it is there until the last has run.
+        copies: The copies that all schedules have in common. Those of inputs are made by their first reader,
+            when it runs first; what is copied when it is computed again makes the copy itself.
     """
     return _Condenser(graph, costs, model, inlined, joins_calls, copies).condense()
 
@@ -269,7 +271,7 @@ class _Condenser:
         model: MemoryModel,
         inlined: frozenset[int],
         joins_calls: bool,
-        copies: Sequence[tuple[Sequence[int], int]],
+        copies: Copies,
     ) -> None:
         self.graph = graph
         self.joins_calls = joins_calls
@@ -277,13 +279,18 @@ class _Condenser:
         self.costs = costs
         self.buffers: dict[int, int] = {}  # of each storage, in order of making
         self.bytes: list[int] = []  # of each buffer
-        self.copies_made: dict[int, list[int]] = {}  # by node, as storages behind the graph's own
+        self.storage_bytes = list(graph.storage_bytes)  # and, behind the graph's own, of the copies
+        self.copies_made: dict[int, list[int]] = {}  # by node
         self.copies_read: dict[int, list[int]] = {}
-        self.storage_bytes = [*graph.storage_bytes, *(size for _, size in copies)]
-        for storage, ((first, *others), _) in enumerate(copies, len(graph.storage_bytes)):
-            self.copies_made.setdefault(first, []).append(storage)
-            for node in others:
-                self.copies_read.setdefault(node, []).append(storage)
+        for (first, *others), size in copies.of_inputs:
+            self.copies_made.setdefault(first, []).append(len(self.storage_bytes))
+            for reader in others:
+                self.copies_read.setdefault(reader, []).append(len(self.storage_bytes))
+            self.storage_bytes.append(size)
+        self.copies_remade: dict[int, int] = {}
+        for copied, size in copies.of_mirrors.items():
+            self.copies_remade[copied] = len(self.storage_bytes)
+            self.storage_bytes.append(size)
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
         self.is_free: list[bool] = []
@@ -304,7 +311,7 @@ class _Condenser:
         groups = self._groups()
         maker: list[int] = []
         for index, group in enumerate(groups):
-            for storage in self._made(group):
+            for storage in (*self._made(group), *self._copied_again(group)):
                 self.buffers[storage] = len(maker)
                 self.bytes.append(self.storage_bytes[storage] if storage >= 0 else 0)
                 maker.append(index)
@@ -322,6 +329,10 @@ class _Condenser:
         """The storages that a group allocates; one that allocates none stands for one without bytes."""
         created = [storage for node in group for storage in self.graph.nodes[node].creates]
         return [*(created or [-1 - group[0]]), *self.copies_made.get(group[0], ())]
+
+    def _copied_again(self, group: tuple[int, ...]) -> list[int]:
+        """The storages that only the further runs of a group allocate."""
+        return [self.copies_remade[node] for node in group if node in self.copies_remade]
 
     def _is_view(self, node: int) -> bool:
         """Whether a node allocates nothing and holds what it reads for as long as it is needed."""
@@ -364,7 +375,7 @@ class _Condenser:
         )
         read |= dict.fromkeys(buffers[storage] for storage in self.copies_read.get(group[0], ()))
         made = self._made(group)
-        remade = [storage for node in nodes for storage in node.recreates]
+        remade = [storage for node in nodes for storage in node.recreates] + self._copied_again(group)
         is_kept = any(graph.is_kept(node) for node in group[:1]) or not self.once.isdisjoint(made)
         is_late = group[0] >= graph.boundary
         limits = [node.at_most + 1 for node in nodes if node.at_most is not None]

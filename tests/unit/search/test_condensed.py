@@ -23,13 +23,16 @@ from fxremat.driver.pipeline import make_problem
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import prune, validate
+from fxremat.memory.lowering import Copies
 from fxremat.predict.models import EVERY_VALUE, INDUCTOR, profile
 from fxremat.predict.problem import Problem
 from fxremat.search import row
+from fxremat.search.baseline import default_plan
 from fxremat.search.condensed import Condensed, condense
 from fxremat.search.evict import MAX_RUNS, _Simulation, evict
 from fxremat.search.order import memory_order
 from fxremat.search.profile import peak_bytes
+from fxremat.search.profile import profile as profile_of_plan
 from fxremat.search.replay import followed, without_unread
 from fxremat.search.retain import Runs, retain
 
@@ -143,6 +146,57 @@ def test_loops_of_inductor_write_over_what_they_read() -> None:
         assert is_loop or not each.overwrites
     saved = Runs(apart, own(apart)).live.values - Runs(over, own(over)).live.values
     assert (saved >= 0).all() and saved.max() == 64 * 8 * 4
+
+
+@pytest.mark.parametrize("name", ["resnet", "unet"])
+def test_copies_for_convolutions_count(name: str) -> None:
+    """Weights that lie channels last are held to the last gradient, and no plan is without them.
+
+    With them the condensed graph has what the whole model says of what is kept; a concatenation that is
+    computed again takes its copy besides. What the graph's first operators read is copied as well.
+    """
+    module, inputs = fresh(case(name))
+    stated = make_problem(fxremat.capture(module, *inputs), fusion="inductor")
+    default = default_plan(stated)
+    copies = stated.model.copies(stated.graph, stated.lowered(default)[0])
+    weights = sum(size for _, size in copies.of_inputs)
+    assert weights >= sum(
+        each.nbytes for each in module.parameters() if each.dim() == 4 and each.shape[1] > 1
+    )
+    cats = sum("cat" in each.name for each in stated.graph.nodes)
+    assert len(copies.of_mirrors) == cats == {"resnet": 0, "unet": 2}[name]
+    without, condensed = (
+        condense(stated.graph, stated.costs, stated.model, copies=each) for each in (Copies(), copies)
+    )
+    for counts in ({}, dict.fromkeys(copied_names(stated.graph, copies), 1)):
+        solution = stated.mirror(counts, "a test")
+        plan = followed(condensed, solution.schedule)
+        more = profile_of_plan(condensed, plan).live - profile_of_plan(without, plan).live
+        boundary = condensed.boundary_of(plan)
+        assert more[boundary - 1] == weights and more[-1] < weights
+        again = [run for run, each in enumerate(plan) if each in plan[:run]]
+        for run in again:
+            made = condensed.operators[plan[run]].members[0]
+            assert more[run] - more[run - 1] == copies.of_mirrors[made]
+        assert len(again) == len(counts)
+
+
+def copied_names(graph: JointGraph, copies: Copies) -> list[str]:
+    """The nodes that are copied where they run again."""
+    return [graph.nodes[node].name for node in copies.of_mirrors]
+
+
+@pytest.mark.parametrize("budget", [400_000, 500_000])
+def test_copies_are_not_evicted(budget: int) -> None:
+    """A run under a budget keeps to it although they cannot be had again."""
+    module, inputs = fresh(case("resnet"))
+    stated = make_problem(fxremat.capture(module, *inputs), fusion="inductor")
+    copies = stated.model.copies(stated.graph, stated.lowered(default_plan(stated))[0])
+    condensed = condense(stated.graph, stated.costs, stated.model, copies=copies)
+    plan = evict(condensed, own(condensed), budget, 1.0)
+    assert plan is not None and len(plan) > len(condensed.operators)
+    assert peak_bytes(condensed, plan) <= budget
+    validate(stated.graph, condensed.schedule(plan))
 
 
 # --- Eviction ---------------------------------------------------------------------------------------------
