@@ -36,6 +36,7 @@ from torch.utils import _triton as triton_facts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxremat._torch import compilers
+from fxremat._torch.fakes import replaced
 
 __all__ = ["Properties", "card", "missing", "moved"]
 
@@ -92,7 +93,7 @@ def card(properties: Properties) -> Iterator[None]:
         stack.enter_context(_built_with_cuda((properties.major, properties.minor) >= _FLASH_CAPABILITY))
         stack.enter_context(_interface(properties))
         for owner, name, value in _stands_in(properties):
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(torch.compiler.config.patch(force_disable_caches=True))
@@ -262,18 +263,6 @@ def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.
 
 def _reinterpret(tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Tensor:
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Have another value in the place of an attribute, which need not be there."""
-    there = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before) if there else delattr(owner, name)
 
 
 def _forget() -> None:

@@ -41,6 +41,7 @@ __all__ = [
     "outside_of_modes",
     "propagate_layouts",
     "rehearsable",
+    "replaced",
     "tensors",
     "undisturbed",
 ]
@@ -109,7 +110,8 @@ class Rehearsal(FakeTensorMode):
         """Make fake tensors inside, and count none of them: a model, a batch.
 
         A module's ``to`` swaps its fake parameters for others, which torch refuses while anything refers to
-        them weakly; so the mode forgets by which it would know them again.
+        them weakly; so the mode forgets by which it would know them again. Weights have no numbers: of those
+        that ``trunc_normal_`` draws, it would look for some that are to be drawn again.
         """
         swap = torch.utils.swap_tensors
 
@@ -119,12 +121,12 @@ class Rehearsal(FakeTensorMode):
                 del memo[key]
             swap(first, second)  # type: ignore[no-untyped-call]
 
-        torch.utils.swap_tensors = swap_forgotten
-        try:
-            with self, self.uncounted():
-                yield
-        finally:
-            torch.utils.swap_tensors = swap
+        def as_it_is(tensor: Tensor, *args: object, **kwargs: object) -> Tensor:
+            return tensor
+
+        forgetting = replaced(torch.utils, "swap_tensors", swap_forgotten)
+        with forgetting, replaced(nn.init, "_no_grad_trunc_normal_", as_it_is), self, self.uncounted():
+            yield
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -134,6 +136,18 @@ class Rehearsal(FakeTensorMode):
             yield
         finally:
             self._is_counting = was_counting
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Have another value in the place of an attribute, which need not be there."""
+    there = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before) if there else delattr(owner, name)
 
 
 def like(tensor: Tensor, device: torch.device | None = None) -> Tensor:

@@ -167,6 +167,19 @@ def test_a_model_takes_no_memory() -> None:
     assert not found and found.room.parameters_bytes == 1 << 41
 
 
+def test_weights_may_be_drawn_within_bounds() -> None:
+    """torch's function looks for numbers to draw again, of which a model without memory has none."""
+
+    def model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        layer = nn.Linear(64, 64)
+        nn.init.trunc_normal_(layer.weight, std=0.02)
+        return layer, (torch.randn(256, 64),)
+
+    assert fitted(model, memory="1GiB").peak_bytes > 0
+    weight = nn.init.trunc_normal_(torch.zeros(8, 8))
+    assert weight.abs().max() > 0
+
+
 def test_a_fit_is_written_and_read() -> None:
     """With what follows from its figures."""
     found = fitted(optimizer="adam", largest="batch", memory="600KiB")
