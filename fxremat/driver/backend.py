@@ -119,6 +119,7 @@ def _compile_alone(
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
     origin = Origin(module, inputs) if compilation.options.verify else None
     compiled = _guarded(_compiled(module, inputs, compilation), module, compilation)
+    compilation.rest()
     journal.log(compilation)
     if origin is None or not compilation.reports:
         return compiled

@@ -121,6 +121,11 @@ class Compilation:
         self.prospects = prospects(choice)
         return choice
 
+    def rest(self) -> None:
+        """Hold no more than further plans are made of; to be called when the graph is compiled."""
+        if self.choice is not None:
+            self.choice.problem.rest()
+
     def _fall_back(self, reason: str) -> None:
         """Say, and remember, that the graph is left to PyTorch's partitioner."""
         self.fallbacks.append(reason)

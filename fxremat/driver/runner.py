@@ -231,12 +231,17 @@ class Runner:
             if peak(found) <= allowed_bytes:
                 break
             outside += peak(found) - allowed_bytes
+        problem.rest()
         return found
 
     @functools.cached_property
     def candidates(self) -> Sequence[Candidate]:
         """The plans to choose from."""
-        return self._prospects.candidates or policy.candidates_of(self.planning_problem, self.options.planner)
+        if self._prospects.candidates:
+            return self._prospects.candidates
+        found = policy.candidates_of(self.planning_problem, self.options.planner)
+        self.planning_problem.rest()
+        return found
 
     def policy_of(self, plan: Candidate) -> str:
         """The text of the policy that a plan was compiled under."""

@@ -159,6 +159,10 @@ class Problem:
         is_alike = found.graph is self.graph and found.costs is self.costs and found.fusion == self.fusion
         return found if is_alike else None
 
+    def rest(self) -> None:
+        """Give up the lowerings that are at hand, which take many times the memory of the graph."""
+        self._latest.clear()
+
     def lowered(self, solution: Solution) -> tuple[Binding, Lowering]:
         """The schedule of a solution, resolved and lowered; at hand if it is among the latest evaluated."""
         known = self._known(solution.schedule)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import os
 import random
 import resource
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -106,6 +108,41 @@ def test_graphs_of_100_000_nodes_are_planned(kind: str) -> None:
     fxremat.partition(new)
     unit = 1 if sys.platform == "darwin" else 1024
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit < 4 << 30
+
+
+# --- Many graphs --------------------------------------------------------------------------------------------
+
+
+def compiled_graphs(count: int) -> tuple[list[Any], list[weakref.ref[Tensor]]]:
+    """Train so many models, none like another; what the steps know of their graphs, and the parameters."""
+    parameters = []
+    limits = {"recompile_limit": count + 1, "accumulated_recompile_limit": count + 1}
+    with torch._dynamo.config.patch(**limits):
+        for width in range(32, 32 + count):
+            model, x = network(width, width), batch(width)
+            right = trained(copy.deepcopy(model), x, 1)
+            found = trained(compiled(model), x)
+            assert all(map(torch.equal, found, right))
+            parameters += [weakref.ref(each) for each in model.parameters()]
+    return [family.first.graph for family in steps.families.values()], parameters
+
+
+def test_compiled_graphs_hold_little() -> None:
+    """No parameter outlives its model, and of the planning no lowering is held."""
+    graphs, parameters = compiled_graphs(3)
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(graphs) == 3 and not any(each() is not None for each in parameters)
+    for graph in graphs:
+        assert len(graph.planning_problem.graph.nodes) > 50 and not graph.planning_problem._latest
+
+
+@pytest.mark.slow
+def test_200_graphs_train_in_a_process() -> None:
+    """Each has the gradients of its model, and a report."""
+    before = len(fxremat.reports())
+    graphs, _ = compiled_graphs(200)
+    assert len(graphs) == len(fxremat.reports()) - before == 200
 
 
 # --- Ctrl-C -------------------------------------------------------------------------------------------------
