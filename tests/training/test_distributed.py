@@ -24,6 +24,7 @@ import fxremat
 from fxremat.device import ledger
 from fxremat.device.rates import CPU, KEY, PINNED, facts, rates
 from fxremat.measure import measure_peak
+from fxremat.report.verification import Verification
 from fxremat.step.agreement import MAX_LOOKS, Round
 from fxremat.step.step import steps
 
@@ -112,6 +113,11 @@ def options(**more: Any) -> dict[str, Any]:
     return {"backend": "fxremat", "options": asked}
 
 
+def is_equal(verified: Verification | None) -> bool:
+    """Whether a graph's calls were held against the graph without fxremat, and no bit was another."""
+    return verified is not None and verified.is_kept and not (verified.reason or verified.tolerance)
+
+
 def told(losses: list[float], peak_bytes: int) -> Found:
     """What a rank tells of its steps."""
     step, *_ = fxremat.steps()
@@ -128,6 +134,7 @@ def told(losses: list[float], peak_bytes: int) -> Found:
         "recordings": family.recordings,
         "notes": step.notes,
         "plans": plans(),
+        "verified": [each.verified.calls for each in fxremat.reports() if is_equal(each.verified)],
     }
 
 
@@ -162,7 +169,7 @@ def in_buckets(folder: Path) -> Found:
     model = Blocks()
     wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
     profiler = torch.profiler.profile() if distributed.get_rank() else nullcontext()
-    found = told(*trained(model, torch.compile(wrapped, **options()), share, profiler))
+    found = told(*trained(model, torch.compile(wrapped, **options(verify=1)), share, profiler))
     return found | {"rates": asdict(rates(torch.device("cpu")))}
 
 
@@ -174,7 +181,7 @@ def sharded(folder: Path) -> Found:
     give_rates(folder, pinned=True)
     model = Blocks()
     for block in model.blocks:
-        block.compile(**options())
+        block.compile(**options(verify=1))
         fully_shard(block)
     fully_shard(model)
     return told(*trained(model, model, share))
@@ -343,6 +350,14 @@ def test_the_measured_peak_of_each_rank_keeps_the_budget(ranks: list[dict[str, F
         slack_bytes = GLOO_BYTES if name == "sharded" else SLACK_BYTES
         assert found["peak_bytes"] <= found["budget_bytes"] + slack_bytes
         assert found["measured_bytes"] <= found["budget_bytes"] + slack_bytes
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_first_calls_are_verified_on_each_rank(ranks: list[dict[str, Found]], name: str) -> None:
+    """Each plan of each graph, while ranks talk to each other around it."""
+    for each in ranks:
+        assert len(each[name]["verified"]) >= each[name]["graphs"] > 0
+        assert all(calls == 1 for calls in each[name]["verified"])
 
 
 @pytest.mark.parametrize("name", TRAINED)
