@@ -26,6 +26,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.pgo import get_code_state
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
@@ -47,6 +48,14 @@ __all__ = [
 ]
 
 
+_SEQUENCES = frozenset(
+    getattr(packet, name)
+    for packet in (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
+    for name in packet.overloads()
+)
+_MAX_NUMBERS = 4096  # of a sequence that has numbers where models are made
+
+
 class Rehearsal(FakeTensorMode):
     """A mode in which all new tensors are fake, and their bytes are counted.
 
@@ -60,6 +69,7 @@ class Rehearsal(FakeTensorMode):
         self.live_bytes = self.peak_bytes = 0
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._is_counting = True
+        self._is_making = False
 
     def dispatch(
         self,
@@ -75,9 +85,17 @@ class Rehearsal(FakeTensorMode):
         args, kwargs = pytree.tree_map_only(Tensor, self._stand_in, (args, dict(kwargs or {})))
         with self.uncounted():
             results = super().dispatch(func, types, args, kwargs)
+        if self._is_making and func in _SEQUENCES:
+            results = self._with_numbers(results, func, args, kwargs)
         if self._is_counting:
             self.count(results)
         return results
+
+    def _with_numbers(self, fake: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """A short sequence that may be read: rates of layers, say, which models make by ``linspace``."""
+        if fake.numel() > _MAX_NUMBERS or fake.device.type != "cpu":
+            return fake
+        return self.fake_tensor_converter.from_real_tensor(self, func(*args, **kwargs), make_constant=True)
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for one which was there before, or its own if it is fake."""
@@ -111,7 +129,7 @@ class Rehearsal(FakeTensorMode):
 
         A module's ``to`` swaps its fake parameters for others, which torch refuses while anything refers to
         them weakly; so the mode forgets by which it would know them again. Weights have no numbers: of those
-        that ``trunc_normal_`` draws, it would look for some that are to be drawn again.
+        that ``trunc_normal_`` draws, it would look for some that are to be drawn again. Short sequences have.
         """
         swap = torch.utils.swap_tensors
 
@@ -124,8 +142,14 @@ class Rehearsal(FakeTensorMode):
         def as_it_is(tensor: Tensor, *args: object, **kwargs: object) -> Tensor:
             return tensor
 
-        forgetting = replaced(torch.utils, "swap_tensors", swap_forgotten)
-        with forgetting, replaced(nn.init, "_no_grad_trunc_normal_", as_it_is), self, self.uncounted():
+        self._is_making = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, self, "_is_making", False)
+            stack.enter_context(replaced(torch.utils, "swap_tensors", swap_forgotten))
+            stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", as_it_is))
+            stack.enter_context(replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MAX_NUMBERS))
+            stack.enter_context(self)
+            stack.enter_context(self.uncounted())
             yield
 
     @contextlib.contextmanager

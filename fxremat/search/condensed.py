@@ -25,7 +25,7 @@ import numpy as np
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.nodes import Phase
-from fxremat.graph.schedule import Schedule
+from fxremat.graph.schedule import Schedule, operator_of
 from fxremat.memory.lowering import Copies
 from fxremat.predict.cost import Costs
 from fxremat.predict.models import EVERY_VALUE, MemoryModel
@@ -279,18 +279,6 @@ class _Condenser:
         self.costs = costs
         self.buffers: dict[int, int] = {}  # of each storage, in order of making
         self.bytes: list[int] = []  # of each buffer
-        self.storage_bytes = list(graph.storage_bytes)  # and, behind the graph's own, of the copies
-        self.copies_made: dict[int, list[int]] = {}  # by node
-        self.copies_read: dict[int, list[int]] = {}
-        for (first, *others), size in copies.of_inputs:
-            self.copies_made.setdefault(first, []).append(len(self.storage_bytes))
-            for reader in others:
-                self.copies_read.setdefault(reader, []).append(len(self.storage_bytes))
-            self.storage_bytes.append(size)
-        self.copies_remade: dict[int, int] = {}
-        for copied, size in copies.of_mirrors.items():
-            self.copies_remade[copied] = len(self.storage_bytes)
-            self.storage_bytes.append(size)
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
         self.is_free: list[bool] = []
@@ -305,6 +293,23 @@ class _Condenser:
             if not self.is_free[index] and not node.creates and node.leader is None
             for storage in node.views
         }
+        self.storage_bytes = list(graph.storage_bytes)  # and, behind the graph's own, of the copies
+        self.copies_made: dict[int, list[int]] = {}  # by operator
+        self.copies_read: dict[int, list[int]] = {}
+        self.copies_remade: dict[int, int] = {}
+        self._count(copies)
+
+    def _count(self, copies: Copies) -> None:
+        """Number the copies behind the storages, and say who makes and who reads them."""
+        for readers, size in copies.of_inputs:
+            storage = len(self.storage_bytes)
+            operators = {operator_of(self.graph, node) for node in readers if not self.is_free[node]}
+            for place, operator in enumerate(sorted(operators)):
+                (self.copies_read if place else self.copies_made).setdefault(operator, []).append(storage)
+            self.storage_bytes.append(size)
+        for node, size in copies.of_mirrors.items():
+            self.copies_remade[node] = len(self.storage_bytes)
+            self.storage_bytes.append(size)
 
     def condense(self) -> Condensed:
         graph = self.graph

@@ -180,6 +180,21 @@ def test_weights_may_be_drawn_within_bounds() -> None:
     assert weight.abs().max() > 0
 
 
+def test_short_sequences_have_numbers() -> None:
+    """Rates that grow with the depth, as models make them: at once, by a part of the layers, by one."""
+
+    def model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        whole = torch.linspace(0, 0.5, 3).tolist()
+        first, second = (part.tolist() for part in (2 * torch.arange(4) + 1).split([3, 1]))
+        ones = [each.item() for each in torch.linspace(0, 0.5, 3)]
+        assert (whole, first, second, ones) == ([0.0, 0.25, 0.5], [1, 3, 5], [7], whole)
+        return nn.Sequential(nn.Linear(64, 64), *map(nn.Dropout, whole)), (torch.randn(256, 64),)
+
+    assert fitted(model, memory="1GiB").peak_bytes > 0
+    with pytest.raises(InvalidOptionError, match="may not read any"):
+        fitted(lambda: torch.randn(3).tolist(), memory="1GiB")
+
+
 def test_a_fit_is_written_and_read() -> None:
     """With what follows from its figures."""
     found = fitted(optimizer="adam", largest="batch", memory="600KiB")
