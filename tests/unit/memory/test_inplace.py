@@ -244,6 +244,32 @@ def copies(values: Sequence[Any]) -> list[Any]:
     return [each.clone() if isinstance(each, Tensor) else each for each in values]
 
 
+def overwriting(graph: JointGraph, **options: bool) -> tuple[dict[str, str], str]:
+    """Which nodes of the parts write to what they read, with the operand that they write to, and the code."""
+    parts = fxremat.partition(graph, **options)
+    nodes = [node for part in parts for node in part.graph.nodes if node.op == "call_function"]
+    found = {}
+    for node in nodes:
+        for argument in node.target._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                first = not argument.kwarg_only
+                found[node.name] = (node.args[0] if first else node.kwargs[argument.name]).name
+    return found, "".join(part.code for part in parts)
+
+
+def test_the_parts_write_over_what_was_decided() -> None:
+    """Where it is asked for, and in the code, too."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Sigmoid(), nn.Tanh())
+    graph = fxremat.capture(model, torch.randn(4, 4), loss=lambda y: y.exp().sum())
+    decided = written(graph)
+    assert {"tanh", "tanh_backward"} <= set(decided)
+    found, code = overwriting(graph, inplace=True)
+    assert found == decided
+    assert "aten.tanh_.default(" in code and "grad_input = " in code
+    found, code = overwriting(graph)
+    assert not found and "aten.tanh_.default(" not in code
+
+
 @few(25)
 @given(networks(), st.integers(0, 5))
 def test_the_results_are_the_same(network: Network, seed: int) -> None:

@@ -63,7 +63,7 @@ def test_tangents_and_scratch_have_lives() -> None:
     graph = chain(2)
     scratch = tuple(100 if node.name == "f1" else 0 for node in graph.nodes)
     found = timeline(replace(graph, scratch_bytes=scratch, tangent_bytes=7), graph.names)
-    assert ("f1", "scratch", 100, 0, 0) in lives(found)
+    assert [life for life in lives(found) if life[1] == "scratch"] == [("f1", "scratch", 100, 0, 0)]
     assert ("tangents", "tangents", 7, 2, 3) in lives(found)
     assert (found.peak_bytes, found.peak_step) == (101, 0)
     assert found.live_bytes_of("scratch", "tangents") == (100, 0, 7, 7)
@@ -79,6 +79,17 @@ def test_an_operand_that_is_written_over_hands_its_bytes_on() -> None:
     found = timeline(graph, graph.names, "inplace")
     assert lives(found) == [("exp", "forward", 16, 0, 0), ("sin", "output", 16, 1, 1)]
     assert [(life.origin.name, life.kind, life.bytes) for life in found.held] == [("primals_1", HELD, 16)]
+
+
+def test_the_caller_holds_inputs_all_the_time() -> None:
+    """Tangents count from the boundary on instead, and an input without bytes is not listed."""
+    sketch = Sketch()
+    x, _, t = sketch.input("primals_1", 4), sketch.input("primals_2", 0), sketch.input("tangents_1", 4)
+    exp = sketch.call("exp", aten.exp.default, x)
+    graph = sketch.joint([exp], [sketch.call("mul", aten.mul.Tensor, t, exp)])
+    found = timeline(graph, graph.names)
+    assert [(life.origin.name, life.first, life.last) for life in found.held] == [("primals_1", 0, 1)]
+    assert ("tangents", "tangents", 16, 1, 1) in lives(found)
 
 
 def test_what_is_live_at_a_step() -> None:
