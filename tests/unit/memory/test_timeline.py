@@ -56,6 +56,7 @@ def test_each_kind_of_life() -> None:
     ]
     assert found.live_bytes == tuple(profile(chain(4), schedule).live_bytes)
     assert [step.is_mirror for step in found.steps] == [False] * 5 + [True] + [False] * 3
+    assert found.seconds == 0.0  # where no times are known
 
 
 def test_tangents_and_scratch_have_lives() -> None:
@@ -79,6 +80,18 @@ def test_an_operand_that_is_written_over_hands_its_bytes_on() -> None:
     found = timeline(graph, graph.names, "inplace")
     assert lives(found) == [("exp", "forward", 16, 0, 0), ("sin", "output", 16, 1, 1)]
     assert [(life.origin.name, life.kind, life.bytes) for life in found.held] == [("primals_1", HELD, 16)]
+
+
+def test_copies_have_lives() -> None:
+    """They are those of the step that reads them last; what is written over an operand is no copy."""
+    graph = chain(2)
+    binding = bind(graph, graph.names)
+    plain = model("none").lower(graph, binding)
+    found = timeline_of(graph, binding, replace(plain, extra_bytes=[(1, 2, 1), (3, 3, 5), (0, 0, 0)]))
+    assert [life for life in lives(found) if life[1] == "copy"] == [
+        ("g2", "copy", 1, 1, 2),
+        ("g1", "copy", 5, 3, 3),
+    ]
 
 
 def test_the_caller_holds_inputs_all_the_time() -> None:
