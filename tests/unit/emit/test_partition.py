@@ -82,7 +82,7 @@ def test_a_view_of_what_is_saved_is_taken_again() -> None:
 
     w = torch.randn(4, 4, requires_grad=True)
     graph, *_ = compiled_graphs(program, torch.randn(3, 4), w)
-    by_itself, again = (partition(graph, views_again=views_again) for views_again in (False, True))
+    by_itself, again = partition(graph), partition(graph, views_again=True)
     views = {node.name for node in graph.nodes if node.shares is not None}
     assert views & set(output_names(by_itself[0]))
     assert "tanh" in output_names(again[0])
