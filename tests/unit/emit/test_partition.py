@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from graphs import (
+    Sketch,
     assert_same,
     chain,
     compiled_graphs,
@@ -215,6 +216,40 @@ def test_random_operators_run_once(seed: int | None) -> None:
     ]
     assert not [node for node in backward.graph.nodes if node.target is torch.ops.aten.native_dropout.default]
     assert "native_dropout.default(" in forward.code and "native_dropout.default(" not in backward.code
+
+
+def test_what_the_backward_draws_for_nobody_is_drawn_there() -> None:
+    """It changes the random numbers behind it; the forward does not draw it."""
+
+    class Wasteful(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+            torch.rand(4)
+            return grad.expand(4)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Wasteful.apply(x)
+
+    graph = fxremat.capture(Model(), torch.randn(4, requires_grad=True))
+    assert [operators(part) for part in partition(graph)] == [["sum_1"], ["rand", "expand"]]
+
+
+def test_a_constant_of_the_graph_is_not_saved() -> None:
+    """Both parts have it."""
+    sketch = Sketch()
+    x, t = sketch.input("primals_1", 4), sketch.input("tangents_1", 4)
+    sketch.root.register_buffer("constant", torch.empty(4, device="meta"))
+    constant = sketch.graph.get_attr("constant")
+    constant.meta["val"] = sketch.root.constant
+    outputs = [sketch.call("f", torch.ops.aten.mul.Tensor, x, constant)]
+    graph = sketch.joint(outputs, [sketch.call("g", torch.ops.aten.mul.Tensor, t, constant)])
+    assert saved_values(graph) == []
+    assert all(graphs.find_nodes(op="get_attr") for graphs in (part.graph for part in partition(graph)))
 
 
 # --- Together they are the joint graph ------------------------------------------------------------------
