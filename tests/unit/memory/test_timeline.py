@@ -99,10 +99,12 @@ def test_the_caller_holds_inputs_all_the_time() -> None:
     sketch = Sketch()
     x, _, t = sketch.input("primals_1", 4), sketch.input("primals_2", 0), sketch.input("tangents_1", 4)
     exp = sketch.call("exp", aten.exp.default, x)
-    graph = sketch.joint([exp], [sketch.call("mul", aten.mul.Tensor, t, exp)])
+    graph = sketch.joint(
+        [sketch.call("sin", aten.sin.default, exp)], [sketch.call("mul", aten.mul.Tensor, t, exp)]
+    )
     found = timeline(graph, graph.names)
-    assert [(life.origin.name, life.first, life.last) for life in found.held] == [("primals_1", 0, 1)]
-    assert ("tangents", "tangents", 16, 1, 1) in lives(found)
+    assert [(life.origin.name, life.first, life.last) for life in found.held] == [("primals_1", 0, 2)]
+    assert ("tangents", "tangents", 16, 2, 2) in lives(found)
 
 
 def test_what_is_live_at_a_step() -> None:
