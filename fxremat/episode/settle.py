@@ -175,7 +175,6 @@ class _Search:
             for size in (event.between_bytes, event.outside_bytes):
                 outside.append(size)
                 waits.append(waiting.copy())
-                waiting[event.call] = 0.0
             waits[-1][event.call] = 0.0
             self.at[int(event.is_backward), event.call] = len(outside) - 1
             waiting[event.call] = float(not event.is_backward)

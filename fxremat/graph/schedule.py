@@ -160,8 +160,8 @@ def _validate_step(graph: JointGraph, binding: Binding, step: int, position: int
         raise ScheduleError(node.name, step, "the forward has not ended")
     if node.leader is None:
         return
-    operator = operator_of(graph, position)
-    if step == 0 or operator_of(graph, binding.nodes[step - 1]) != operator:
+    operator = operator_of(graph, position)  # which has run: this is not the first step
+    if operator_of(graph, binding.nodes[step - 1]) != operator:
         raise ScheduleError(node.name, step, f"it must follow {graph.nodes[operator].name!r}")
 
 

@@ -120,11 +120,10 @@ def scratch_bytes(graph: JointGraph, binding: Binding) -> list[int]:
     """For each step its scratch memory; empty where none is known."""
     if not graph.scratch_bytes:
         return []
-    found = [graph.scratch_bytes[node] for node in binding.nodes]
-    for step, (node, is_mirror) in enumerate(zip(binding.nodes, binding.is_mirror, strict=True)):
-        if is_mirror and node in graph.redrawn:
-            found[step] = mirror_scratch_bytes(graph, node)
-    return found
+    return [
+        mirror_scratch_bytes(graph, node) if is_mirror else graph.scratch_bytes[node]
+        for node, is_mirror in zip(binding.nodes, binding.is_mirror, strict=True)
+    ]
 
 
 def mirror_scratch_bytes(graph: JointGraph, index: int) -> int:

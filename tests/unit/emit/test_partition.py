@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from graphs import (
+    Sketch,
     assert_same,
     chain,
     compiled_graphs,
@@ -28,7 +29,7 @@ from torch import Tensor, fx, nn
 import fxremat
 from fxremat.emit.partition import partition, saved_values
 from fxremat.emit.rewrite import rewrite
-from fxremat.errors import GraphError
+from fxremat.errors import GraphError, InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand
 from fxremat.graph.schedule import Schedule
@@ -82,13 +83,32 @@ def test_a_view_of_what_is_saved_is_taken_again() -> None:
 
     w = torch.randn(4, 4, requires_grad=True)
     graph, *_ = compiled_graphs(program, torch.randn(3, 4), w)
-    by_itself, again = (partition(graph, views_again=views_again) for views_again in (False, True))
+    by_itself, again = partition(graph), partition(graph, views_again=True)
     views = {node.name for node in graph.nodes if node.shares is not None}
     assert views & set(output_names(by_itself[0]))
     assert "tanh" in output_names(again[0])
     assert not views & set(output_names(again[0]))
     assert set(output_names(again[0])) < set(output_names(by_itself[0]))
     assert views & set(operators(again[1]))
+
+
+def test_a_view_of_a_view_of_what_is_saved_is_taken_again() -> None:
+    """Both of them; a view of what is not saved is saved itself."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y, z = (x @ w).tanh(), (x @ w).sin()
+        return (y.view(2, 6).t().sin() + z.view(6, 2).sin()).sum()
+
+    graph, *_ = compiled_graphs(program, torch.randn(3, 4), torch.randn(4, 4, requires_grad=True))
+    by_itself, again = (
+        {graph.nodes[index].name for index in saved_values(graph, views_again)}
+        for views_again in (False, True)
+    )
+    views = [node for node in graph.nodes if node.name in by_itself and node.shares is not None]
+    bases = [graph.nodes[node.shares] for node in views if node.shares is not None]
+    assert [node.name for node in bases] == ["view", "sin"]
+    assert "tanh" in by_itself and "sin" not in by_itself
+    assert again == by_itself - {views[0].name}
 
 
 def test_a_view_that_may_not_run_again_is_saved() -> None:
@@ -176,9 +196,11 @@ def test_nothing_saved() -> None:
 
 
 def test_a_graph_of_mappings_cannot_be_partitioned() -> None:
-    """There is no fx graph to split."""
+    """There is no fx graph to split; nor is there one in a model."""
     with pytest.raises(GraphError, match="made of mappings"):
         partition(chain(2))
+    with pytest.raises(InvalidOptionError, match=r"option 'graph': .*such as fxremat.capture\(\) makes"):
+        partition(TwoLayers())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -193,6 +215,41 @@ def test_random_operators_run_once(seed: int | None) -> None:
         "native_dropout_1",
     ]
     assert not [node for node in backward.graph.nodes if node.target is torch.ops.aten.native_dropout.default]
+    assert "native_dropout.default(" in forward.code and "native_dropout.default(" not in backward.code
+
+
+def test_what_the_backward_draws_for_nobody_is_drawn_there() -> None:
+    """It changes the random numbers behind it; the forward does not draw it."""
+
+    class Wasteful(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+            torch.rand(4)
+            return grad.expand(4)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Wasteful.apply(x)
+
+    graph = fxremat.capture(Model(), torch.randn(4, requires_grad=True))
+    assert [operators(part) for part in partition(graph)] == [["sum_1"], ["rand", "expand"]]
+
+
+def test_a_constant_of_the_graph_is_not_saved() -> None:
+    """Both parts have it."""
+    sketch = Sketch()
+    x, t = sketch.input("primals_1", 4), sketch.input("tangents_1", 4)
+    sketch.root.register_buffer("constant", torch.empty(4, device="meta"))
+    constant = sketch.graph.get_attr("constant")
+    constant.meta["val"] = sketch.root.constant
+    outputs = [sketch.call("f", torch.ops.aten.mul.Tensor, x, constant)]
+    graph = sketch.joint(outputs, [sketch.call("g", torch.ops.aten.mul.Tensor, t, constant)])
+    assert saved_values(graph) == []
+    assert all(graphs.find_nodes(op="get_attr") for graphs in (part.graph for part in partition(graph)))
 
 
 # --- Together they are the joint graph ------------------------------------------------------------------

@@ -166,3 +166,11 @@ def test_nothing_to_choose() -> None:
     found = settle(trace, {7: [only]}, None)
     assert (found.plans, found.peak_bytes, found.seconds) == ((0,), 9, 1.0)
     assert math.isclose(found.lower_bound_seconds, 1.0, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(("backward", "peak"), [(True, 20), (False, 23)])
+def test_what_is_behind_the_last_event_counts(backward: bool, peak: int) -> None:
+    """With what is held for a backward that does not come, and without what that would take."""
+    only = Candidate(Schedule(), 1.0, 3, 4, 5)
+    events = (Event(0, False, 1, 0), Event(0, True, 2, 6))[: 1 + backward]
+    assert settle(Trace((Call(7),), events, 20), {7: [only]}, None).peak_bytes == peak

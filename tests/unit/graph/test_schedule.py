@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from graphs import (
     chain,
     graphs_and_counts,
@@ -66,7 +67,7 @@ def with_order(graph: JointGraph, *names: str) -> JointGraph:
 
 def test_mirror_counts_are_repetitions() -> None:
     """A name that stands three times has two mirrors; one that stands once is left out."""
-    assert words("f1 f2 f1 g2 f1 g1").mirror_counts == {"f1": 2}
+    assert words("f1 f2 f1 g2 f1 f2 g1").mirror_counts == {"f1": 2, "f2": 1}
     assert Schedule().mirror_counts == {}
 
 
@@ -111,6 +112,22 @@ def test_a_forward_output_is_the_latest_before_the_boundary() -> None:
     )
     assert bind(graph, words("a b a da")).outputs == (0, 1, 2, 3)
     assert bind(graph, words("a a b da")).outputs == (1, 2, 3)
+
+
+def test_an_output_that_no_step_computes_has_none() -> None:
+    """An input that is returned, and an output or a gradient that is None."""
+    graph = JointGraph.from_mappings(
+        {"x": (), "a": ["x"], "da": ["a"]},
+        {"a": 1, "da": 1},
+        forward_outputs=["x", "a"],
+        backward_outputs=["x", "da"],
+        backward=["da"],
+    )
+    assert bind(graph, words("a da")).outputs == (0, 1)
+    graph = replace(
+        graph, forward_outputs=(None, graph.index["a"]), backward_outputs=(None, graph.index["da"])
+    )
+    assert bind(graph, words("a da")).outputs == (0, 1)
 
 
 # --- Which schedules are valid --------------------------------------------------------------------------
@@ -171,6 +188,14 @@ def test_effects_keep_their_order() -> None:
         validate(with_order(graph, "a", "b"), words("b a"))
 
 
+def test_a_mirror_changes_no_order() -> None:
+    """What draws random numbers draws the same again, between two that follow it, too."""
+    operands = {"x": (), "a": ["x"], "b": ["x"], "c": ["x"]}
+    graph = JointGraph.from_mappings(operands, {"a": 1, "b": 1, "c": 1}, forward_outputs=["a", "b", "c"])
+    graph = replace(graph, nodes=tuple(replace(node, ordered=True) for node in graph.nodes))
+    assert validate(graph, words("a b a c b")).is_mirror == (False, False, True, False, True)
+
+
 @given(graphs_and_schedules())
 def test_random_schedules_are_valid(drawn: tuple[JointGraph, Schedule]) -> None:
     """Expanded mirror counts, with mirrors put in wherever their operands have run, are executions."""
@@ -197,6 +222,13 @@ def test_prune_keeps_effects_and_what_they_read() -> None:
     )
     assert prune(graph, graph.names) == words("b")
     assert prune(with_order(graph, "print"), graph.names) == words("a print b")
+
+
+def test_prune_leaves_out_mirrors_of_what_has_its_order() -> None:
+    """A random number that is drawn again for nobody."""
+    graph = chain(2)
+    graph = replace(graph, nodes=tuple(replace(node, ordered=True) for node in graph.nodes))
+    assert prune(graph, words("f1 f2 f1 g2 f2 g1")) == words("f1 f2 f1 g2 g1")
 
 
 @given(graphs_and_schedules())
@@ -301,6 +333,16 @@ def test_impossible_counts_are_refused(counts: dict[str, int], node: str, proble
     with pytest.raises(ScheduleError, match=problem) as caught:
         expand(chain(2), counts)
     assert (caught.value.node, caught.value.step) == (node, None)
+
+
+@pytest.mark.parametrize("graph", [None, "f1", torch.nn.Linear(1, 1)])
+def test_what_is_no_joint_graph_is_refused(graph: Any) -> None:
+    """With a word on where to get one."""
+    for function, other in ((bind, ()), (expand, {})):
+        with pytest.raises(
+            InvalidOptionError, match=r"option 'graph': got .*such as fxremat.capture\(\) makes"
+        ):
+            function(graph, other)
 
 
 @pytest.mark.parametrize("schedule", [None, 3, "f1"])

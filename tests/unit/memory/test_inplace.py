@@ -150,6 +150,27 @@ def test_a_view_is_not_returned_in_place_of_a_tensor() -> None:
     assert forward(draw) == {"b": "v"}
 
 
+def test_a_view_of_an_input_is_the_callers() -> None:
+    """It is no more written over than the input."""
+
+    def draw(sketch: Sketch, x: Any) -> Any:
+        v = sketch.call("v", aten.view.default, x, [16])
+        return sketch.call("c", aten.tanh.default, sketch.call("b", aten.relu.default, v))
+
+    assert forward(draw) == {"c": "b"}
+
+
+def test_what_has_no_bytes_is_not_written_over() -> None:
+    """There is nothing to save; one byte is enough."""
+    found = []
+    for size in (0, 1):
+        sketch = Sketch()
+        x = sketch.input("primals_1", size)
+        a = sketch.call("a", aten.gt.Scalar, x, 0)
+        found.append(written(sketch.joint([sketch.call("b", aten.logical_not.default, a)])))
+    assert found == [{}, {"b": "a"}]
+
+
 def test_an_output_of_several_can_be_written_over() -> None:
     """Each is a storage of its own."""
 
@@ -185,6 +206,16 @@ def test_the_backward_writes_to_what_it_makes() -> None:
     assert written(backward(draw)) == {"s": "a", "h": "g"}
 
 
+def test_a_gradient_may_be_written_over_a_view() -> None:
+    """What the forward alone must not return; the first step of the backward is none of it."""
+
+    def draw(sketch: Sketch, s: Any, t: Any) -> Any:
+        v = sketch.call("v", aten.view.default, sketch.call("g", aten.neg.default, t), [16])
+        return sketch.call("h", aten.sin.default, v)
+
+    assert written(backward(draw)) == {"s": "a", "f": "s", "h": "v"}
+
+
 def test_a_mirror_is_the_backwards_own() -> None:
     """s is dropped and computed again, in place of the mirror of a; the gradient in place of that."""
     graph = backward(lambda sketch, s, t: sketch.call("g", aten.mul.Tensor, s, t))
@@ -207,8 +238,9 @@ def test_a_mirror_is_the_backwards_own() -> None:
 def test_what_others_may_hold_on_to_stays(target: Any) -> None:
     """Nothing is known of a call that is no operator of torch's: it may keep what it reads."""
     sketch = Sketch()
-    a = sketch.call("a", aten.exp.default, sketch.input("primals_1", *SHAPE))
-    other = sketch.graph.create_node("call_function", target, (a,), name="other")
+    x = sketch.input("primals_1", *SHAPE)
+    a = sketch.call("a", aten.exp.default, x)
+    other = sketch.graph.create_node("call_function", target, (a, x), name="other")
     other.meta["val"] = torch.empty(SHAPE, device="meta")
     b = sketch.call("b", aten.relu.default, a)
     assert written(sketch.joint([sketch.call("c", aten.mul.Tensor, b, other)])) == {"c": "b"}
@@ -242,6 +274,32 @@ def in_place(graph: JointGraph, schedule: Sequence[str]) -> tuple[Any, Any]:
 def copies(values: Sequence[Any]) -> list[Any]:
     """The values, tensors in memory of their own."""
     return [each.clone() if isinstance(each, Tensor) else each for each in values]
+
+
+def overwriting(graph: JointGraph, **options: bool) -> tuple[dict[str, str], str]:
+    """Which nodes of the parts write to what they read, with the operand that they write to, and the code."""
+    parts = fxremat.partition(graph, **options)
+    nodes = [node for part in parts for node in part.graph.nodes if node.op == "call_function"]
+    found = {}
+    for node in nodes:
+        for argument in node.target._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                first = not argument.kwarg_only
+                found[node.name] = (node.args[0] if first else node.kwargs[argument.name]).name
+    return found, "".join(part.code for part in parts)
+
+
+def test_the_parts_write_over_what_was_decided() -> None:
+    """Where it is asked for, and in the code, too."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Sigmoid(), nn.Tanh())
+    graph = fxremat.capture(model, torch.randn(4, 4), loss=lambda y: y.exp().sum())
+    decided = written(graph)
+    assert {"tanh", "tanh_backward"} <= set(decided)
+    found, code = overwriting(graph, inplace=True)
+    assert found == decided
+    assert "aten.tanh_.default(" in code and "grad_input = " in code
+    found, code = overwriting(graph)
+    assert not found and "aten.tanh_.default(" not in code
 
 
 @few(25)

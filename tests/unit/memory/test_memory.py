@@ -24,6 +24,7 @@ from graphs import (
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import Network, traced
+from torch import Tensor, nn
 
 import fxremat
 from fxremat._torch import compilers
@@ -169,6 +170,54 @@ def test_scratch_is_live_at_its_own_step() -> None:
     assert live(graph, "f1 f2 f1 g2 g1") == [101, 2, 102, 3, 3]
 
 
+class Drawing(nn.Module):
+    """What draws 1000 numbers, with an operand besides the generator's state and without."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        return y * torch.rand(1000) if self.name == "rand" else nn.functional.dropout(y)
+
+
+def drawing(name: str) -> tuple[JointGraph, Schedule]:
+    """The graph, and a schedule in which the numbers are drawn again for the operator that reads them."""
+    graph = fxremat.capture(Drawing(name), torch.randn(1000, requires_grad=True), loss=torch.sum)
+    at = graph.names.index("expand") + 1
+    names = [each for each in graph.names if each == name or graph.leader(each) == name]
+    return graph, Schedule((*graph.names[:at], *names, *graph.names[at:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "live"),
+    [
+        ("native_dropout", [4000, 9056, 9000, 5000, 5000, 5004, 1008, 5008, 8008, 12008]),
+        ("rand", [4000, 9056, 8000, 12000, 8004, 4008, 8008, 8008, 12008]),
+    ],
+)
+def test_a_state_of_random_numbers_is_held_for_mirrors_alone(name: str, live: list[int]) -> None:
+    """The first run draws from the generator itself: without a mirror the state dies at once."""
+    graph, again = drawing(name)
+    assert profile(graph, graph.names).live_bytes.tolist() == live
+    (state,) = (life for life in profile(graph, again).intervals if life.name == "random_state")
+    assert (state.birth, state.death) == (1, again.index("expand") + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "scratch", "mirror"),
+    [("native_dropout", 1, 56), ("native_dropout", 100, 100), ("rand", 1, 1056)],
+)
+def test_a_mirror_that_draws_again_copies_the_generators_state(name: str, scratch: int, mirror: int) -> None:
+    """Before its results are there: of the 5056 bytes those count that are more than results and scratch."""
+    graph, again = drawing(name)
+    told = replace(graph, scratch_bytes=tuple(scratch * (each.name == name) for each in graph.nodes))
+    for names, expected in ((graph.names, [scratch]), (again, [scratch, mirror])):
+        more = profile(told, names).live_bytes - profile(graph, names).live_bytes
+        assert more[more > 0].tolist() == expected
+
+
 def test_the_profile_of_nothing() -> None:
     """An empty schedule has no bytes and no peak."""
     found = profile(chain(1), ())
@@ -191,6 +240,12 @@ def test_a_profile_says_who_is_live_when() -> None:
     assert [life.name for life in found.live_at(4)] == ["f1", "g2", "f3", "g3"]
     assert [life.name for life in found.saved] == ["f1", "f2", "f3"]
     assert found.saved_bytes == 7
+
+
+def test_what_is_saved_lives_across_the_boundary() -> None:
+    """f2 dies in the forward, and its mirror is born behind it."""
+    found = profile(chain(4), ["f1", "f2", "f3", "f4", "g4", "f2", "g3", "g2", "g1"])
+    assert [life.name for life in found.saved] == ["f1", "f3", "f4"]
 
 
 def test_storages_without_bytes_are_no_intervals() -> None:
@@ -227,6 +282,17 @@ def test_a_value_in_registers_holds_nothing() -> None:
     assert lowered(materialised=[True, False, True], read_until=[0, 2, 2]) == [8, 8, 10]
 
 
+def test_a_value_lives_until_the_last_kernel_that_reads_it() -> None:
+    """b is computed where d is, and reads a there, behind c."""
+    graph = JointGraph.from_mappings(
+        {"x": (), "a": ["x"], "b": ["a"], "c": ["a"], "d": ["b", "c"]},
+        {"a": 8, "b": 4, "c": 2, "d": 1},
+        forward_outputs=["d"],
+    )
+    fused = Lowering([True, False, True, True], range(4), [0, 3, 2, 3])
+    assert profile_of(graph, bind(graph, graph.names), fused).live_bytes.tolist() == [8, 8, 10, 11]
+
+
 def test_a_value_is_born_when_its_kernel_runs() -> None:
     """a and b come from one kernel, which runs where a stands."""
     assert lowered(runs_at=[0, 0, 2], read_until=[0, 0, 2]) == [12, 4, 6]
@@ -242,6 +308,12 @@ def test_a_copy_is_held_from_its_first_to_its_last_step() -> None:
     assert lowered(extra_bytes=[(0, 1, 3)]) == [11, 15, 6]
 
 
+def test_a_value_may_be_read_later_too() -> None:
+    """a, which b reads, is read at the last step as well; that it is read before b does changes nothing."""
+    assert lowered(read_later=[(0, 2)]) == [8, 12, 14]
+    assert lowered(read_later=[(0, 0)]) == [8, 12, 6]
+
+
 def test_a_value_in_a_later_buffer_keeps_that_buffer() -> None:
     """b's bytes are a part of c's, which are born with them and live as long as either."""
     graph = JointGraph.from_mappings(
@@ -253,6 +325,9 @@ def test_a_value_in_a_later_buffer_keeps_that_buffer() -> None:
     held = replace(plain, held_in={1: 2})
     live = [profile_of(graph, bind(graph, graph.names), each).live_bytes.tolist() for each in (plain, held)]
     assert live == [[8, 14, 6, 7, 2], [8, 14, 6, 7, 8]]
+    part_ends_first = bind(graph, ("a", "b", "c", "e", "d"))
+    live = [profile_of(graph, part_ends_first, each).live_bytes.tolist() for each in (plain, held)]
+    assert live == [[8, 14, 6, 7, 8]] * 2
 
 
 # --- Against a simulation -------------------------------------------------------------------------------

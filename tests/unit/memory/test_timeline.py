@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graphs import Sketch, chain, few, graphs_and_schedules, networks, problem, random_schedule
+from graphs import (
+    Sketch,
+    chain,
+    few,
+    graphs_and_schedules,
+    networks,
+    problem,
+    random_schedule,
+    with_outputs,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from models import NAMES, case, fresh
@@ -56,6 +65,7 @@ def test_each_kind_of_life() -> None:
     ]
     assert found.live_bytes == tuple(profile(chain(4), schedule).live_bytes)
     assert [step.is_mirror for step in found.steps] == [False] * 5 + [True] + [False] * 3
+    assert found.seconds == 0.0  # where no times are known
 
 
 def test_tangents_and_scratch_have_lives() -> None:
@@ -63,7 +73,7 @@ def test_tangents_and_scratch_have_lives() -> None:
     graph = chain(2)
     scratch = tuple(100 if node.name == "f1" else 0 for node in graph.nodes)
     found = timeline(replace(graph, scratch_bytes=scratch, tangent_bytes=7), graph.names)
-    assert ("f1", "scratch", 100, 0, 0) in lives(found)
+    assert [life for life in lives(found) if life[1] == "scratch"] == [("f1", "scratch", 100, 0, 0)]
     assert ("tangents", "tangents", 7, 2, 3) in lives(found)
     assert (found.peak_bytes, found.peak_step) == (101, 0)
     assert found.live_bytes_of("scratch", "tangents") == (100, 0, 7, 7)
@@ -79,6 +89,45 @@ def test_an_operand_that_is_written_over_hands_its_bytes_on() -> None:
     found = timeline(graph, graph.names, "inplace")
     assert lives(found) == [("exp", "forward", 16, 0, 0), ("sin", "output", 16, 1, 1)]
     assert [(life.origin.name, life.kind, life.bytes) for life in found.held] == [("primals_1", HELD, 16)]
+
+
+def test_the_output_that_is_written_over_hands_its_bytes_on() -> None:
+    """Of an operator's outputs that are read last together it is the one of the result's size."""
+    graph = JointGraph.from_mappings(
+        {"x": (), "s": ["x"], "s_0": ["s"], "s_1": ["s"], "a": ["s_0", "s_1"]},
+        {"s": 0, "s_0": 0, "s_1": 0, "a": 4},
+        forward_outputs=["a"],
+    )
+    graph = with_outputs(graph, "s", [1, 4])
+    binding = bind(graph, graph.names)
+    over = replace(model("none").lower(graph, binding), replaces={3: 0}, extra_bytes=[(3, 3, -4)])
+    found = timeline_of(graph, binding, over)
+    assert lives(found) == [("s", "forward", 1, 0, 3), ("s", "forward", 4, 0, 2), ("a", "output", 4, 3, 3)]
+
+
+def test_copies_have_lives() -> None:
+    """They are those of the step that reads them last; what is written over an operand is no copy."""
+    graph = chain(2)
+    binding = bind(graph, graph.names)
+    plain = model("none").lower(graph, binding)
+    found = timeline_of(graph, binding, replace(plain, extra_bytes=[(1, 2, 1), (3, 3, 5), (0, 0, 0)]))
+    assert [life for life in lives(found) if life[1] == "copy"] == [
+        ("g2", "copy", 1, 1, 2),
+        ("g1", "copy", 5, 3, 3),
+    ]
+
+
+def test_the_caller_holds_inputs_all_the_time() -> None:
+    """Tangents count from the boundary on instead, and an input without bytes is not listed."""
+    sketch = Sketch()
+    x, _, t = sketch.input("primals_1", 4), sketch.input("primals_2", 0), sketch.input("tangents_1", 4)
+    exp = sketch.call("exp", aten.exp.default, x)
+    graph = sketch.joint(
+        [sketch.call("sin", aten.sin.default, exp)], [sketch.call("mul", aten.mul.Tensor, t, exp)]
+    )
+    found = timeline(graph, graph.names)
+    assert [(life.origin.name, life.first, life.last) for life in found.held] == [("primals_1", 0, 2)]
+    assert {("tangents", "tangents", 16, 2, 2), ("mul", "gradient", 16, 2, 2)} <= set(lives(found))
 
 
 def test_what_is_live_at_a_step() -> None:
