@@ -23,6 +23,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C": (
         "DispatchKey",
         "_TorchDispatchModeKey",
+        "_autograd.SavedTensor.data",
         "_autograd._disable_profiler_legacy",
         "_autograd._enable_profiler_legacy",
         "_autograd._get_current_graph_task_keep_graph",
