@@ -126,6 +126,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
         "MultiOutputLayout",
         "NoneLayout",
     ),
+    "torch._inductor.lowering": ("constrain_to_fx_strides", "maybe_layout_constraints"),
     "torch._inductor.virtualized": ("V",),
 }
 
