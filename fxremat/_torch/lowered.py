@@ -64,7 +64,7 @@ class GeneratedCode:
 
 
 def gradients_keep_layouts() -> bool:
-    """Whether the gradient of a convolution reads its operands as they lie, in whatever order; in torch 2.11."""
+    """Whether the gradient of a convolution reads its operands as they lie, as in torch 2.11, or arranged."""
     from torch._inductor import lowering
 
     of_gradients = lowering.maybe_layout_constraints(torch.ops.aten.convolution_backward.default)
