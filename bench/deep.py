@@ -268,10 +268,10 @@ def _memory(build: Examples, device: str) -> int:
 # --- The command ------------------------------------------------------------------------------------------
 
 
+@torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 def main() -> int:
     """Measure what was asked for, print it, write it; the result is the exit status."""
     arguments = _arguments()
-    torch.backends.cudnn.allow_tf32 = False
     figures: Figures = {}
     common = (arguments.scale, arguments.device, arguments.compiler)
     for name in arguments.only:

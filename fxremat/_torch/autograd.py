@@ -132,15 +132,18 @@ def around_graphs(nodes: Iterable[Node | None], known: Container[int]) -> tuple[
 
 
 def _saved_tensors(node: Node) -> Iterable[Tensor]:
-    """What an eager node of autograd's holds; nothing any more where its backward has run."""
+    """What an eager node of autograd's holds; nothing any more where its backward has run.
+
+    Where hooks have a say, it is what they made of the tensor. None is run: a checkpoint would compute again.
+    """
     for name in dir(node):
-        if name.startswith("_saved_"):
+        if name.startswith("_raw_saved_"):
             try:
                 value = getattr(node, name)
+                held = [each.data for each in (value if isinstance(value, tuple) else [value])]
             except RuntimeError:
                 return
-            several = value if isinstance(value, (list, tuple)) else [value]
-            yield from (each for each in several if type(each) in (Tensor, torch.nn.Parameter))
+            yield from (each for each in held if type(each) in (Tensor, torch.nn.Parameter))
 
 
 def _gradient_bytes(metadata: Any) -> int:

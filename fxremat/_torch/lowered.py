@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
-__all__ = ["GeneratedCode", "LoweredOperation", "reader"]
+__all__ = ["GeneratedCode", "LoweredOperation", "gradients_keep_layouts", "reader"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,14 @@ class GeneratedCode:
     outputs: Sequence[object] = ()
     operations: Mapping[str, LoweredOperation] = field(default_factory=dict)
     nodes: Sequence[fx.Node] = ()
+
+
+def gradients_keep_layouts() -> bool:
+    """Whether the gradient of a convolution reads its operands as they lie, as in torch 2.11, or arranged."""
+    from torch._inductor import lowering
+
+    of_gradients = lowering.maybe_layout_constraints(torch.ops.aten.convolution_backward.default)
+    return of_gradients is lowering.constrain_to_fx_strides
 
 
 def reader(read: Callable[[GeneratedCode], None], is_backward: bool) -> Callable[[str], None]:

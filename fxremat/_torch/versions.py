@@ -23,6 +23,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C": (
         "DispatchKey",
         "_TorchDispatchModeKey",
+        "_autograd.SavedTensor.data",
         "_autograd._disable_profiler_legacy",
         "_autograd._enable_profiler_legacy",
         "_autograd._get_current_graph_task_keep_graph",
@@ -125,6 +126,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
         "MultiOutputLayout",
         "NoneLayout",
     ),
+    "torch._inductor.lowering": ("constrain_to_fx_strides", "maybe_layout_constraints"),
     "torch._inductor.virtualized": ("V",),
 }
 

@@ -221,8 +221,10 @@ class _Storages:
     def _cloned_bytes(self, node: fx.Node) -> int:
         """Bytes of the storage that a value lies in, which a clone of it takes as well."""
         tensor = node.meta["val"]
-        if tensor.layout is not torch.strided or _is_expanded(tensor):
+        if tensor.layout is not torch.strided:
             return 0  # its elements are cloned, which are the result's
+        if _is_expanded(tensor):
+            return _elements_bytes(node)  # as well, though torch 2.11 traces an expanded result
         if self.views[node]:
             return self.sizes[self.views[node][0]]
         return graphs.hint(tensor.untyped_storage().nbytes()) or 0  # the caller's, as it was traced

@@ -160,7 +160,7 @@ class Buffers:
 
     def _feeds_kernel(self, step: int) -> bool:
         """Whether an external kernel reads a value."""
-        return any(self.inlining.kinds[reader] is Kind.KERNEL for reader in self.inlining.readers[step])
+        return any(map(self.inlining.is_external, self.inlining.readers[step]))
 
     def _copies_shown(self) -> Iterable[tuple[int, int, int]]:
         """The copies that external kernels are known to get, from the loops right before them on."""

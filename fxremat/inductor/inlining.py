@@ -124,6 +124,10 @@ class Inlining:
             return True
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
+    def is_external(self, step: int) -> bool:
+        """Whether what a step reads is read by an external kernel: its own, or that of its sum."""
+        return self.kinds[step] is Kind.KERNEL or step in self._products
+
     def realized_at(self, step: int) -> int:
         """Where a value is realized: where it stands, or where what alone reads it does so first.
 
@@ -135,13 +139,13 @@ class Inlining:
         if loop.is_window or loop.is_draw or loop.is_cat or not readers:
             return step
         is_for_windows = len(readers) == 1 and self.loops[readers[0]].is_window
-        is_for_kernels = all(self.kinds[reader] is Kind.KERNEL for reader in readers)
+        is_for_kernels = all(map(self.is_external, readers))
         return readers[0] if is_for_windows or is_for_kernels else step
 
     def _needs_buffer(self, reader: int, step: int) -> bool:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
         loop = self.loops[reader]
-        if self.kinds[reader] is not Kind.KERNEL:
+        if not self.is_external(reader):
             return loop.is_window and self._num_reads(step) > 1
         if loop.is_put:
             return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from fxremat._torch import compilers
+from fxremat._torch import compilers, lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
@@ -120,11 +120,12 @@ def channels_last(graph: JointGraph, binding: Binding, waiting: Collection[int] 
 def unsettled(graph: JointGraph) -> frozenset[str]:
     """The gradients of convolutions, by name, of which only the code shows how what they read lies.
 
-    None of a backward whose convolutions work channels last.
+    None of a backward whose convolutions work channels last, nor where that is as it lay before.
     """
     gradients = frozenset(node.name for node in graph.fx_nodes if ops.is_convolution_gradient(node))
     nodes = [*graph.fx_nodes[: graph.num_inputs], *graph.fx_nodes[graph.boundary :]]
-    return frozenset() if gradients and compilers.lays_out_channels_last(nodes) else gradients
+    is_settled = gradients and (lowered.gradients_keep_layouts() or compilers.lays_out_channels_last(nodes))
+    return frozenset() if is_settled else gradients
 
 
 def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()) -> set[int]:

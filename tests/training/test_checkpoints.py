@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from training import (
     Program,
@@ -211,3 +212,17 @@ def test_a_plan_of_a_captured_graph_ignores_no_more() -> None:
     graph = fxremat.capture(network(plain), square(), loss=torch.sum)
     with pytest.raises(InvalidOptionError, match=r"fxremat\.capture"):
         fxremat.make_plan(graph, ignore_checkpoints=True)
+
+
+def test_an_estimate_runs_no_checkpoint() -> None:
+    """Under a profiler a step is estimated from what autograd holds; a checkpoint is computed again once."""
+    layer, runs = compiled(nn.Linear(4, 4), budget="1MiB"), []
+
+    def part(x: Tensor) -> Tensor:
+        runs.append(x)
+        return (x @ x).tanh()
+
+    with profile(activities=[ProfilerActivity.CPU]):
+        y = checkpoint(part, layer(square()), use_reentrant=False, context_fn=SELECTIVE)
+        y.sum().backward()
+    assert len(runs) == 2

@@ -401,6 +401,14 @@ def test_of_two_products_the_second_goes_with_their_sum() -> None:
     assert lowering.materialised[step["mm"]] and not lowering.materialised[step["mm_1"]]
 
 
+def test_what_a_product_with_its_sum_reads_is_stored() -> None:
+    """Though the product has no buffer of its own."""
+    graph = captured(lambda x, w: torch.mm(x * 2.0, w) + x, (6, 6), (6, 6))
+    again = fxremat.expand(graph, {"mul": 1})
+    lowering = INDUCTOR.lower(graph, bind(graph, again))
+    assert lowering.materialised[again.index("mul")] and not lowering.materialised[again.index("mm")]
+
+
 @pytest.mark.parametrize(("factor", "is_stored"), [(lambda y: 2.0, False), (lambda y: y, True)])
 def test_what_windows_read_often_is_stored(
     factor: Callable[[torch.Tensor], torch.Tensor | float], is_stored: bool

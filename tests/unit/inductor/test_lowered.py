@@ -19,7 +19,7 @@ from torch._inductor.utils import fresh_cache
 from unseen import no_loops
 
 import fxremat
-from fxremat._torch.lowered import GeneratedCode
+from fxremat._torch.lowered import GeneratedCode, gradients_keep_layouts
 from fxremat.driver import compilation, pipeline
 from fxremat.driver.pipeline import planned
 from fxremat.graph.schedule import bind
@@ -28,10 +28,11 @@ from fxremat.measure import measure_peak
 from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
 
 # How far predictions may be off where that is more than 3 %: without a budget dead buffers are held, and what
-# the gradient of a convolution reads may be copied.
-OFF = {"unet": 0.035, "vision_transformer": 0.035}
+# the gradient of a convolution reads may be copied. In place of a value that reads a single buffer, the view
+# through which a product reads it may be stored, and loops compute it again: torch 2.11 has one more of them.
+OFF = {"unet": 0.035}
 GRADIENTS_DECIDE = not torch.__version__.startswith(("2.11", "2.12", "2.13", "2.14"))  # layouts, as well
-if GRADIENTS_DECIDE:
+if GRADIENTS_DECIDE or torch.__version__.startswith("2.11"):
     OFF["vision_transformer"] = 0.04
 
 NOTHING = Handed({}, {}, 0, {})
@@ -420,7 +421,10 @@ def test_a_backward_works_in_the_layout_that_it_has_without_a_plan(budget: str |
     without = taken(torch.compile(net, backend="inductor"), images)
     report, measured = stepped(net, images, budget=budget)
     assert report.lowered_peak_bytes == measured <= without
-    assert GRADIENTS_DECIDE or measured < 128 * 128 * 7 * 7 * 4
+    if gradients_keep_layouts():  # then theirs is that of the forward, which the plan knows
+        assert measured <= 1.03 * report.solution.peak_bytes
+    else:
+        assert GRADIENTS_DECIDE or measured < 128 * 128 * 7 * 7 * 4
 
 
 @pytest.mark.usefixtures("no_kernels")

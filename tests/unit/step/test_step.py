@@ -233,6 +233,7 @@ def test_a_call_that_nobody_comes_back_to_does_not_keep_a_step_going() -> None:
         episode.backward_begins(run, None, ())
         episode.backward_ended(run)
         assert len(episode.runs) == 2
+    episode.abandon()  # or it would watch the backward passes of other tests
 
 
 def test_recordings_come_to_an_end() -> None:
