@@ -43,6 +43,7 @@ from tqdm import tqdm
 import fxremat
 from fxremat.driver.pipeline import make_problem
 from fxremat.inductor import buffers, grouping, inlining, timing
+from fxremat.memory.lowering import Copies
 from fxremat.planners import auto
 from fxremat.predict import models
 from fxremat.predict.problem import Problem, Solution
@@ -79,7 +80,8 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "order": ((row, "memory_order", _own_order),),
     "values worth keeping": ((auto, "_variants", _first_variant),),
     "values computed again": ((auto, "_variants", _last_variant),),
-    "recipes": ((auto, "_recipes", lambda problem, has_time: ()),),
+    "recipes": ((auto, "_recipes", lambda problem: ()), (auto, "_schedules", lambda problem: {})),
+    "copies": ((models.Inductor, "copies", lambda *rest: Copies()),),
     "refinement": ((auto, "refine", lambda problem, solutions, evaluations: []),),
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),
     "layout": (

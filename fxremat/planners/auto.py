@@ -59,7 +59,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     has_time = tries >= ENOUGH_TRIES
     recipes = _recipes(problem) if has_time else ()
-    known = {each.schedule: each.planner for each in recipes} or _schedules(problem)
+    known = {each.schedule: each.planner for each in recipes} if has_time else _schedules(problem)
     schedules: dict[Schedule, None] = {}
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for inlined, joins_calls in variants:
@@ -92,17 +92,12 @@ def _recipes(problem: Problem) -> tuple[Solution, ...]:
 
 
 def _schedules(problem: Problem) -> dict[Schedule, str]:
-    """The plans of the same but for ``min_cut``'s, each with its planner, and what none of them takes."""
-    graph = problem.graph
-    counts = itertools.chain(
-        [("keep_all", {}), ("drop_cheap", drop_cheap.mirror_counts(problem))],
-        (("sublinear", each) for each in sublinear.mirror_counts(graph)),
-        *(
-            [("recursive", each) for each in recursive.mirror_counts(graph, cuts)]
-            for cuts in recursive.CUTS_PER_PART
-        ),
-    )
-    return {expand(graph, each): planner for planner, each in counts}
+    """The plans of the same but for ``min_cut``'s, and their planners, but not what they take."""
+    counts = [("keep_all", {}), ("drop_cheap", drop_cheap.mirror_counts(problem))]
+    counts += (("sublinear", each) for each in sublinear.mirror_counts(problem.graph))
+    for cuts_per_part in recursive.CUTS_PER_PART:
+        counts += (("recursive", each) for each in recursive.mirror_counts(problem.graph, cuts_per_part))
+    return {expand(problem.graph, each): planner for planner, each in counts}
 
 
 def _tries(problem: Problem, nodes: int) -> int:

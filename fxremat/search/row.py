@@ -30,6 +30,7 @@ PLAIN = 2  # attempts without noise
 NOISY = 2  # draws of noise for the least budget
 NOISE = 0.3  # standard deviation of the logarithm of the other prices
 PROMISING = 1.1  # how much slower than the best an attempt may be that is still worth improving
+MOST_IMPROVED = 4  # plans known before that are improved at their own peaks, where there are few budgets
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
 
@@ -74,6 +75,9 @@ class Row:
         found = [*self.lowest.values(), *lowest, *self.best.values()]
         if self.has_time:
             found += (self._plan(each.operators) for each in self.known)
+        else:
+            lowest = pareto(self.known)[-MOST_IMPROVED:]
+            found += (self._improved(each.operators, each.peak_bytes) for each in lowest)
         return dict.fromkeys(each.operators for each in pareto(found))
 
     def _budgets(self) -> list[int]:
