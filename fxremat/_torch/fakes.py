@@ -48,10 +48,15 @@ __all__ = [
 ]
 
 
+_aten = torch.ops.aten
 _SEQUENCES = frozenset(
-    getattr(packet, name)
-    for packet in (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
-    for name in packet.overloads()
+    (
+        _aten.arange.default,
+        _aten.arange.start,
+        _aten.arange.start_step,
+        _aten.linspace.default,
+        _aten.logspace.default,
+    )
 )
 _MAX_NUMBERS = 4096  # of a sequence that has numbers where models are made
 
