@@ -34,7 +34,7 @@ MAX_CORRECTIONS = 3  # times that a graph is planned again, for a budget or for 
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
 OFF = 0.01  # of a budget: by how much the code must be lower than was predicted for that
 GAIN = 0.005  # of a step's time: what such a plan must save
-NEAR = (
+NEAR = 0.4  # of the least code: how much more the plan without a budget may be predicted to take, if tried
     0.4  # of the least code: how much more the plan without a budget is predicted to take at most, if tried
 )
 
