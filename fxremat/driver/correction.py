@@ -35,8 +35,6 @@ LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to 
 OFF = 0.01  # of a budget: by how much the code must be lower than was predicted for that
 GAIN = 0.005  # of a step's time: what such a plan must save
 NEAR = 0.4  # of the least code: how much more the plan without a budget may be predicted to take, if tried
-    0.4  # of the least code: how much more the plan without a budget is predicted to take at most, if tried
-)
 
 _READ = "as read from the code that Inductor generates for its plan"
 
