@@ -3,10 +3,9 @@
 Where the code of a plan holds more than the budget, the graph is planned again (``PlanAgain``), lower by the
 excess. Where it holds much less than was predicted, a plan that is higher by what is left is tried, if that
 saves time; and given up again, if its code holds more than the budget. Where the least memory is asked for,
-and the code holds more than was predicted, other plans are looked at; so is the plan that is preferred
-without a budget, where it is predicted to take little more. The one whose code holds the least stays. What
-the code has shown (``inductor/learning.py``) is known to each plan that follows. A plan that is preferred
-without a budget is first compiled as it would be without one, in Inductor's own order.
+and the code holds more than was predicted, other plans are looked at, and the one whose code holds the least
+stays. What the code has shown (``inductor/learning.py``) is known to each plan that follows. A plan that is
+preferred without a budget is first compiled as it would be without one, in Inductor's own order.
 
 A budget in bytes that no plan is predicted to fit, or whose plans' code does not, is served like ``"min"``,
 from the beginning: so it is refused only where ``"min"`` takes more, and what the error says works.
@@ -34,7 +33,6 @@ MAX_CORRECTIONS = 3  # times that a graph is planned again, for a budget or for 
 LEFT = 0.03  # of a budget: what the code must leave of it for a faster plan to be tried
 OFF = 0.01  # of a budget: by how much the code must be lower than was predicted for that
 GAIN = 0.005  # of a step's time: what such a plan must save
-NEAR = 0.4  # of the least code: how much more the plan without a budget may be predicted to take, if tried
 
 _READ = "as read from the code that Inductor generates for its plan"
 
@@ -237,10 +235,6 @@ class Correction:
             is_lower = found.solution.peak_bytes < (1 - OFF) * least_bytes
             if is_lower and found.solution.schedule not in self._tried:
                 self._start_over(found)
-        usual = choice.solutions[0]
-        if usual.schedule not in self._tried and usual.peak_bytes <= (1 + NEAR) * least_bytes:
-            self._may_be_as_usual = True
-            self._start_over(replace(choice, solution=usual, is_default=True))
         if self._short_bytes is not None:
             self._refuse(self._short_bytes, least_bytes)
         if lowest.solution.schedule != choice.solution.schedule or was_as_usual != is_as_usual:

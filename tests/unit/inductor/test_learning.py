@@ -294,30 +294,6 @@ def test_the_least_plan_runs_as_without_a_budget(
     assert report.lowered_peak_bytes == min(parts) * predicted
 
 
-@pytest.mark.parametrize(("part", "is_looked_at"), [(0.8, True), (0.6, False)])
-def test_the_plan_without_a_budget_may_be_the_least(
-    part: float, is_looked_at: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is compiled as well where it is predicted to take little more than the code of others."""
-    usual_plan = compiled(2, None).solution
-    compare, plans = Correction._compare, list[tuple[Schedule, bool]]()
-
-    def found(this: Correction, choice: Choice, peak_bytes: int, is_whole: bool) -> None:
-        """The code of others holds a part of what the usual plan is predicted to, that one's a half."""
-        if is_whole:
-            plans.append((choice.solution.schedule, this.is_as_usual))
-        held = 0.5 if this.is_as_usual else part
-        compare(this, choice, int(held * usual_plan.peak_bytes), is_whole)
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(Correction, "_compare", found)
-    report = compiled(2, "min")
-    assert len(plans) > 1 and not plans[0][1]
-    assert ((usual_plan.schedule, True) in plans) == is_looked_at
-    assert (report.solution.schedule == usual_plan.schedule) == is_looked_at
-    assert plans[-1][1] == is_looked_at
-
-
 def test_a_budget_is_found_again_with_what_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget stays the part of the peak that was predicted first."""
     first: list[int | None] = []
