@@ -49,7 +49,9 @@ def partition(
         raise GraphError(graph.name, "it computes no gradient, so that it has no backward")
     saved = [graph.fx_nodes[index] for index in saved_values(graph, views_again)]
     forward, backward = partitioners.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
-    _erase_random(backward, frozenset(node.name for node in graph.nodes[: graph.boundary]))
+    names = [node.name for node in graph.nodes]
+    _erase_random(forward, frozenset(names[graph.boundary :]))
+    _erase_random(backward, frozenset(names[: graph.boundary]))
     forward, backward = partitioners.finish_partition(forward, backward)
     if inplace:
         _write_in_place(graph, (forward, backward))
@@ -70,21 +72,19 @@ def _write_in_place(graph: JointGraph, modules: Iterable[fx.GraphModule]) -> Non
         module.recompile()
 
 
-def _erase_random(backward: fx.GraphModule, forward: frozenset[str]) -> None:
-    """Erase the forward's random operators and their states from the backward, with what only they read.
+def _erase_random(module: fx.GraphModule, others: frozenset[str]) -> None:
+    """Erase the other side's random operators and their states, with what only they read.
 
     PyTorch's extraction copies every node whose operands are there, and outside of torch.compile the random
     ones survive although dead. They would draw again, and change every later random number of the program.
-    The forward has none of the backward's: they are pinned there (``graph/canonical.py``).
     """
 
     def has_effect(node: fx.Node) -> bool:
-        is_forwards = node.name in forward
-        impure = node.is_impure(impure_random=not is_forwards)
-        return impure and not (is_forwards and node.target is random_state)
+        is_others = node.name in others
+        return node.is_impure(impure_random=not is_others) and not (is_others and node.target is random_state)
 
-    backward.graph.eliminate_dead_code(has_effect)
-    backward.recompile()
+    module.graph.eliminate_dead_code(has_effect)
+    module.recompile()
 
 
 def saved_values(graph: JointGraph, views_again: bool = False) -> list[int]:

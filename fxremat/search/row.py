@@ -2,7 +2,8 @@
 
 The budgets lie between the least that a plan can be found for and what keeping everything takes; half of
 them in equal ratios, half where time falls the most between two. Work is bounded in tries; a graph so large
-that it has none gets four budgets, with one run of ``evict`` each.
+that it has none gets four budgets, with one run of ``evict`` each. With few tries the lowest plans that are
+known before are improved at their own peaks besides.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class Row:
         if self.has_time:
             found += (self._plan(each.operators) for each in self.known)
         else:
-            lowest = pareto(self.known)[-MOST_IMPROVED:]
-            found += (self._improved(each.operators, each.peak_bytes) for each in lowest)
+            worth = pareto(self.known)[-MOST_IMPROVED:]
+            found += (self._improved(each.operators, each.peak_bytes) for each in worth)
         return dict.fromkeys(each.operators for each in pareto(found))
 
     def _budgets(self) -> list[int]:

@@ -218,6 +218,18 @@ def test_random_operators_run_once(seed: int | None) -> None:
     assert "native_dropout.default(" in forward.code and "native_dropout.default(" not in backward.code
 
 
+def test_what_the_backward_computes_again_is_not_in_the_forward() -> None:
+    """Nor is it where what is drawn again, which has an effect, reads it."""
+    module, inputs = fresh(case("language_model"))
+    graph = fxremat.capture(module, *inputs)
+    again = expand(graph, {node.name: 1 for node in graph.nodes[graph.num_inputs : graph.boundary]})
+    new = rewrite(graph, again)
+    forward, _ = partition(new)
+    late = {node.name for node in new.nodes[new.boundary :]}
+    assert any("mirror" in name for name in late)
+    assert not late & {node.name for node in forward.graph.nodes}
+
+
 def test_what_the_backward_draws_for_nobody_is_drawn_there() -> None:
     """It changes the random numbers behind it; the forward does not draw it."""
 

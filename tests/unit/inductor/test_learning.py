@@ -14,7 +14,7 @@ from torch._inductor.async_compile import AsyncCompile
 from unseen import no_loops
 
 import fxremat
-from fxremat._torch.lowered import GeneratedCode, gradients_keep_layouts
+from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver import compilation
 from fxremat.driver.correction import Correction
 from fxremat.driver.pipeline import Choice
@@ -213,8 +213,6 @@ def test_predictions_get_right(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert error(own, schedule, backward) <= min(0.02, before)
     taught = learn(default.problem.graph, bind(default.problem.graph, default.solution.schedule), codes)
     assert error(taught, default.solution.schedule, codes[-1][1]) <= 0.02
-    if gradients_keep_layouts():  # then the scratch memory that they need is that of a plan, by what it saves
-        taught = informed(taught, facts(taught).shown, graph.scratch_bytes)
     assert error(like(graph, taught), schedule, backward) <= before
 
 

@@ -28,11 +28,10 @@ from fxremat.measure import measure_peak
 from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
 
 # How far predictions may be off where that is more than 3 %: without a budget dead buffers are held, and what
-# the gradient of a convolution reads may be copied. In place of a value that reads a single buffer, the view
-# through which a product reads it may be stored, and loops compute it again: torch 2.11 has one more of them.
+# the gradient of a convolution reads may be copied.
 OFF = {"unet": 0.035}
 GRADIENTS_DECIDE = not torch.__version__.startswith(("2.11", "2.12", "2.13", "2.14"))  # layouts, as well
-if GRADIENTS_DECIDE or torch.__version__.startswith("2.11"):
+if GRADIENTS_DECIDE:
     OFF["vision_transformer"] = 0.04
 
 NOTHING = Handed({}, {}, 0, {})

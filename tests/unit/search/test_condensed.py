@@ -152,8 +152,8 @@ def test_loops_of_inductor_write_over_what_they_read() -> None:
 def test_copies_for_convolutions_count(name: str) -> None:
     """Weights that lie channels last are held to the last gradient, and no plan is without them.
 
-    With them the condensed graph has what the whole model says of what is kept; a concatenation that is
-    computed again takes its copy besides. What the graph's first operators read is copied as well.
+    A concatenation that is computed again takes its copy besides. Images that convolutions read are copied
+    as well.
     """
     module, inputs = fresh(case(name))
     stated = make_problem(fxremat.capture(module, *inputs), fusion="inductor")
