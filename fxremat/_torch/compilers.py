@@ -26,7 +26,6 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.convert_frame import compile_lock
-from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,6 +33,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from fxremat._torch import patches, versions
 from fxremat._torch.lowered import GeneratedCode, reader
+from fxremat._torch.scheduling import Origins, choices, running_in_order
 
 __all__ = [
     "Origin",
@@ -58,8 +58,6 @@ __all__ = [
     "source_hash",
     "unlimited_recompilation",
 ]
-
-Origins = Sequence[Sequence[fx.Node]]
 
 
 def compile_without_inductor(
@@ -99,7 +97,7 @@ def compile_with_inductor(
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
     in_order: Callable[[fx.GraphModule, Sequence[Any], bool], Mapping[str, Any] | None] = _as_usual,
-    key: str = "",
+    key: str | None = "",
 ) -> Callable[..., Any]:
     """Compile with Inductor.
 
@@ -113,13 +111,13 @@ def compile_with_inductor(
             is compiled, behind the partitioner, and again with the backward; not at all when that cache has
             the graph.
         read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
-            An exception ends the compilation.
+            An exception ends the compilation, and what this one has put into Inductor's cache goes.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs. On a CPU
             no kernel of either is compiled then before the code of both was read.
         in_order: Called with a forward or a backward, its example inputs, and whether it is a backward: more
             configuration, for kernels that run where the first of their buffers stands in the graph; None
             where they run as Inductor has it.
-        key: What caches are to tell apart besides the graphs themselves.
+        key: What caches are to tell apart besides the graphs themselves; None if they are to stay out of it.
     """
     versions.require(versions.INDUCTORS)
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -129,18 +127,22 @@ def compile_with_inductor(
         is_backward = bool(kwargs.get("is_backward"))
         ordered = in_order(args[0], args[1], is_backward)
         with (
-            contextlib.nullcontext() if ordered is None else _running_in_order(ordered),
-            V.set_choices_handler(_choices(V.choices, may_fuse)),
+            contextlib.nullcontext() if ordered is None else running_in_order(ordered),
+            V.set_choices_handler(choices(V.choices, may_fuse)),
             patches.reading_code(reader(read, is_backward)),
         ):
             compiled = compile_fx_inner(*args, **kwargs)
+        compiled_graphs.append(compiled)
         context = torch._guards.TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.fxremat_outcome = outcome()  # type: ignore[attr-defined]
         return compiled
 
-    found = {**settings, **cacheable(settings, key)}
-    with compile_lock, contextlib.ExitStack() as stack:
+    found = {**settings, **(_UNCACHED if key is None else cacheable(settings, key))}
+    compiled_graphs: list[Any] = []
+    with compile_lock, contextlib.ExitStack() as stack, _uncached_on_error(compiled_graphs):
+        if key is None:
+            stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
         if backward_now:
             stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
             stack.enter_context(torch._inductor.config.patch(found))  # as kernels are compiled in the end
@@ -148,56 +150,25 @@ def compile_with_inductor(
         return compile_fx(module, inputs, inner_compile=compile_inner, config_patches=found)  # type: ignore[return-value]
 
 
-class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
-    """Run each kernel where the first of its buffers stands in the graph, or behind what it reads.
+_UNCACHED = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
-    Inductor's own order gets what a kernel reads right before it. Where a kernel has a buffer that stands far
-    before the others, all that the others need comes first, and what has stood between waits with its
-    operands live. So does a loop that products alone read: Inductor makes it for the first of them.
+
+@contextlib.contextmanager
+def _uncached_on_error(compiled_graphs: Sequence[Any]) -> Iterator[None]:
+    """Take compiled graphs out of Inductor's cache on this disk if an exception is raised inside.
+
+    A forward that the cache had without its backward would be served without its code, which is to be read.
     """
+    from torch._inductor.codecache import FxGraphCache
 
-    def __call__(self, nodes: list[Any]) -> list[Any]:
-        """The scheduler's nodes in the new order."""
-        from torch._inductor.virtualized import V
-
-        places = {node: index for index, node in enumerate(V.graph.graph.nodes)}
-
-        def place(node: Any) -> int:
-            own = ([places[each] for each in origins if each in places] for origins in _origins(node))
-            return min(map(max, filter(None, own)), default=0)
-
-        return by_place(nodes, place)
-
-    def uuid(self) -> str:
-        """What stands for the pass in keys of caches; the partitioner's key has the source."""
-        return "fxremat: kernels in order"
-
-
-def by_place(nodes: list[Any], place: Callable[[Any], int]) -> list[Any]:
-    """A scheduler's nodes by their places, or behind what they read.
-
-    Args:
-        nodes: The nodes; they stay as they are if one stands before what it reads.
-        place: Where a node is to run, if what it reads is there.
-    """
-    writer = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
-    ready: list[int] = []
-    for index, node in enumerate(nodes):
-        needed = {writer.get(read.name, index) for read in node.unmet_dependencies} - {index}
-        if any(each > index for each in needed):
-            return nodes
-        ready.append(max([place(node), *(ready[each] for each in needed)]))
-    return [nodes[index] for index in sorted(range(len(nodes)), key=lambda each: (ready[each], each))]
-
-
-def _running_in_order(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    """Have Inductor order kernels by ``_InOrder``, but where the user has it order them in another way."""
-    from torch._inductor import config
-
-    found = dict(settings)
-    if config._post_fusion_custom_pass is None:
-        found["_post_fusion_custom_pass"] = _InOrder()
-    return config.patch(found)  # type: ignore[no-any-return]
+    try:
+        yield
+    except BaseException:
+        for each in compiled_graphs:
+            key = getattr(each, "_fx_graph_cache_key", None)
+            if key is not None:
+                shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(key), ignore_errors=True)
+        raise
 
 
 def cacheable(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -225,36 +196,6 @@ def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> Non
     preserve_node_ordering(module.graph, {node: OrderedSet([dep]) for node, dep in waits.items()})
     module.graph.lint()
     module.recompile()
-
-
-def _choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
-    """The choices that are in force, Inductor's or the user's, but for what may not be fused.
-
-    Made of the class of those given and with their state, not a copy of it, so that all but ``can_fuse`` is
-    theirs, whatever they were constructed with.
-    """
-
-    class Choices(type(given)):  # type: ignore[misc]
-        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-            may = may_fuse(_origins(node1), _origins(node2))
-            return may and bool(given.can_fuse(scheduler, node1, node2, shared_data_score))
-
-    choices = object.__new__(Choices)
-    choices.__dict__ = given.__dict__
-    return choices
-
-
-def _origins(node: Any) -> list[list[fx.Node]]:
-    """For each buffer of a scheduler's node, the fx node that it was made for, or all those that it computes.
-
-    Inductor does not say what it made a copy for, such as that of an operand into a concatenation.
-    """
-    found = []
-    for each in node.get_nodes():
-        if each.node is not None:
-            origin = each.node.get_origin_node()
-            found.append(list(each.node.get_origins()) if origin is None else [origin])
-    return found
 
 
 def input_names(module: fx.GraphModule) -> list[str]:

@@ -105,7 +105,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
     "torch._dynamo.utils": ("detect_fake_mode",),
     "torch._inductor": ("list_mode_options",),
     "torch._inductor.async_compile": ("AsyncCompile.cpp_pybinding", "AsyncCompile.wait"),
-    "torch._inductor.codecache": ("CppCodeCache.load",),
+    "torch._inductor.codecache": ("CppCodeCache.load", "FxGraphCache._get_tmp_dir_for_key"),
     "torch._inductor.compile_fx": ("compile_fx", "compile_fx_inner"),
     "torch._inductor.config": (
         "_post_fusion_custom_pass",

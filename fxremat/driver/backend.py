@@ -151,7 +151,9 @@ def _compile_within_budget(
             arrange_images(graph, inputs)
         return {**as_planned, **held_layout(graph)} if is_backward else as_planned
 
+    key = partition.key()
     while True:
+        is_cached = key is not None and not compilation.is_uncached
         try:
             return compilers.compile_with_inductor(
                 module,
@@ -162,7 +164,7 @@ def _compile_within_budget(
                 compilation.take_code,
                 backward_now=options.is_bounded,
                 in_order=in_order,
-                key=f"{partition.key()} {compilation.corrections}",
+                key=f"{key} {compilation.corrections}" if is_cached else None,
             )
         except PlanAgain:
             continue  # a few times at most

@@ -49,6 +49,7 @@ class Compilation:
         fallbacks: Why PyTorch's partitioner took over, each time.
         handed: What generated code will not say of the graph that was split last; None before.
         is_compiled: Whether a compiler has compiled the graph; not so where a cache serves it.
+        is_uncached: Whether no half of the graph is to come from a cache: one did, without the other.
     """
 
     def __init__(self, options: Options, fingerprint: str, name: str, policy: Policy | None = None) -> None:
@@ -62,6 +63,8 @@ class Compilation:
         self.fallbacks: list[str] = []
         self.handed: Handed | None = None
         self.is_compiled = False
+        self.is_uncached = False
+        self._has_forward = False  # whether the code of the forward was handed over
 
     @property
     def policy(self) -> Policy:
@@ -179,6 +182,10 @@ class Compilation:
         if self.handed is None or len(self.reports) != 1:
             return
         (report,) = self.reports
+        if code.is_backward and not (self._has_forward or self.is_uncached):
+            self._leave_cache()
+            return
+        self._has_forward = True
         memory = read(code, self.handed)
         try:
             if memory is not None:
@@ -192,6 +199,17 @@ class Compilation:
         if memory is not None and code.is_backward:
             self.reports[0] = self._judged(report)
 
+    def _leave_cache(self) -> None:
+        """Compile anew what has a budget, if a cache had the forward alone: its code was not read.
+
+        Raises:
+            PlanAgain: It has one. Without one the backward is compiled when the forward has run by now.
+        """
+        if self.options.is_bounded:
+            self.is_uncached = True
+            self._forget()
+            raise PlanAgain(f"{self.name} is compiled again, since a cache had its forward alone")
+
     def _judged(self, report: Report) -> Report:
         """The report with the peak of the code."""
         notes: tuple[str, ...] = ()
@@ -204,4 +222,4 @@ class Compilation:
         self.reports.clear()
         self.fallbacks.clear()
         self.handed = self.prospects = None
-        self.is_compiled = False
+        self.is_compiled = self._has_forward = False

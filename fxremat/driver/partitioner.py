@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,9 +42,10 @@ class Partitioner(partitioners.CustomPartitionerFn):
         self.policy = "" if compilation is None else repr(compilation.policy)
         self.compilation = compilation
 
-    def key(self) -> str:
-        """A short text for what ``uuid`` is; another each time where that is nothing."""
-        return hashlib.sha256(repr(self.uuid() or uuid.uuid4()).encode()).hexdigest()
+    def key(self) -> str | None:
+        """A short text for what ``uuid`` is; None where that is nothing."""
+        found = self.uuid()
+        return None if found is None else hashlib.sha256(repr(found).encode()).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: the state and ``uuid``, for caches that look at nothing else."""

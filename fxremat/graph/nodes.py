@@ -76,7 +76,8 @@ class Node:
         at_least: How often the user wants it computed again if the backward needs it.
         at_most: How often the user allows it to be; None for any number.
         wish: ``"save"`` or ``"recompute"``: what the user prefers where planners are free.
-        ordered: Whether it must keep its place among the ordered nodes (effects, random numbers).
+        ordered: Whether it must keep its place among the ordered nodes: effects, random numbers, and what
+            reads an input that the program writes to.
     """
 
     name: str
@@ -127,7 +128,7 @@ def analyse(
                 at_least=order.at_least,
                 at_most=order.at_most,
                 wish=order.wish,
-                ordered=ops.has_effect(node) or ops.is_random(node),
+                ordered=ops.has_effect(node) or ops.is_random(node) or node in mutated,
             )
         )
     return tuple(nodes), tuple(storages.sizes)

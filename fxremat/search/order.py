@@ -2,13 +2,16 @@
 
 The order is the graph's own, but for this: an operator that frees at least what it allocates runs as soon
 as all that it reads is there. Such are weight gradients, which free an activation and allocate less, and sums
-of gradients, which end two lives and begin one. Effects and random numbers keep their order among each other,
-and the backward begins where the forward has ended. O(n log n).
+of gradients, which end two lives and begin one. One of the backward that allocates more than all that it
+reads waits for its first reader, or for the end: so do the gradients of weights that are larger than a small
+batch's activations. Effects and random numbers keep their order among each other, and the backward begins
+where the forward has ended. O(n log n).
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 
 from fxremat.search.condensed import Condensed
 
@@ -39,13 +42,34 @@ class _Order:
                 self.gainful.clear()
                 for ready in range(index, len(self.operators)):
                     self._consider(ready)
-            if not self.has_run[index]:
-                self._run(index)
+            if not self.has_run[index] and not self._may_wait(index):
+                self._run_with_operands(index)
             while self.gainful:
                 _, best = heapq.heappop(self.gainful)
                 if not self.has_run[best]:
                     self._run(best)
+        for index in itertools.filterfalse(self.has_run.__getitem__, range(len(self.operators))):
+            self._run_with_operands(index)
         return tuple(self.found)
+
+    def _may_wait(self, index: int) -> bool:
+        """Whether holding what an operator of the backward reads takes less than holding what it makes."""
+        operator, size = self.operators[index], self.condensed.size
+        held = sum(size[buffer] for buffer in operator.reads if not self.condensed.pinned[buffer])
+        made = sum(size[buffer] for buffer in operator.makes)
+        return index >= self.condensed.boundary and operator.may_move and made > held
+
+    def _run_with_operands(self, index: int) -> None:
+        """Run an operator behind those of what it reads that wait."""
+        tasks = [index]
+        while tasks:
+            makers = {self.condensed.maker[buffer] for buffer in self.operators[tasks[-1]].reads}
+            waiting = [each for each in makers if not self.has_run[each]]
+            tasks += sorted(waiting, reverse=True)
+            if not waiting:
+                task = tasks.pop()
+                if not self.has_run[task]:
+                    self._run(task)
 
     def _run(self, index: int) -> None:
         self.has_run[index] = True

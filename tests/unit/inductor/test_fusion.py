@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import fxremat
-from fxremat._torch import compilers
+from fxremat._torch import compilers, scheduling
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, Loop, Reduction
@@ -244,10 +244,10 @@ def test_kernels_are_put_where_their_first_buffer_stands() -> None:
         return SimpleNamespace(place=order, get_buffer_names=lambda: [name], unmet_dependencies=found)
 
     inductors = [node("e", 4), node("a", 0, "e"), node("b", 1), node("c", 2, "b")]
-    ordered = compilers.by_place(inductors, attrgetter("place"))
+    ordered = scheduling.by_place(inductors, attrgetter("place"))
     assert [each.get_buffer_names()[0] for each in ordered] == ["b", "c", "e", "a"]
     other = inductors[::-1]
-    assert compilers.by_place(other, attrgetter("place")) == other  # no order to begin with
+    assert scheduling.by_place(other, attrgetter("place")) == other  # no order to begin with
 
 
 def test_loops_of_a_call_run_together() -> None:

@@ -1,0 +1,96 @@
+"""The door to Inductor's scheduler: in which order kernels run, and which loops may be one kernel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+from torch._inductor import custom_graph_pass
+
+__all__ = ["Origins", "by_place", "choices", "running_in_order"]
+
+Origins = Sequence[Sequence[fx.Node]]
+
+
+def running_in_order(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Have Inductor order kernels by ``_InOrder``, but where the user has it order them in another way."""
+    from torch._inductor import config
+
+    found = dict(settings)
+    if config._post_fusion_custom_pass is None:
+        found["_post_fusion_custom_pass"] = _InOrder()
+    return config.patch(found)  # type: ignore[no-any-return]
+
+
+class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
+    """Run each kernel where the first of its buffers stands in the graph, or behind what it reads.
+
+    Inductor's own order gets what a kernel reads right before it. Where a kernel has a buffer that stands far
+    before the others, all that the others need comes first, and what has stood between waits with its
+    operands live. So does a loop that products alone read: Inductor makes it for the first of them.
+    """
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """The scheduler's nodes in the new order."""
+        from torch._inductor.virtualized import V
+
+        places = {node: index for index, node in enumerate(V.graph.graph.nodes)}
+
+        def place(node: Any) -> int:
+            own = ([places[each] for each in origins if each in places] for origins in _origins(node))
+            return min(map(max, filter(None, own)), default=0)
+
+        return by_place(nodes, place)
+
+    def uuid(self) -> str:
+        """What stands for the pass in keys of caches; the partitioner's key has the source."""
+        return "fxremat: kernels in order"
+
+
+def by_place(nodes: list[Any], place: Callable[[Any], int]) -> list[Any]:
+    """A scheduler's nodes by their places, or behind what they read.
+
+    Args:
+        nodes: The nodes; they stay as they are if one stands before what it reads.
+        place: Where a node is to run, if what it reads is there.
+    """
+    writer = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
+    ready: list[int] = []
+    for index, node in enumerate(nodes):
+        needed = {writer.get(read.name, index) for read in node.unmet_dependencies} - {index}
+        if any(each > index for each in needed):
+            return nodes
+        ready.append(max([place(node), *(ready[each] for each in needed)]))
+    return [nodes[index] for index in sorted(range(len(nodes)), key=lambda each: (ready[each], each))]
+
+
+def choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
+    """The choices that are in force, Inductor's or the user's, but for what may not be fused.
+
+    Made of the class of those given and with their state, not a copy of it, so that all but ``can_fuse`` is
+    theirs, whatever they were constructed with.
+    """
+
+    class Choices(type(given)):  # type: ignore[misc]
+        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            may = may_fuse(_origins(node1), _origins(node2))
+            return may and bool(given.can_fuse(scheduler, node1, node2, shared_data_score))
+
+    choices = object.__new__(Choices)
+    choices.__dict__ = given.__dict__
+    return choices
+
+
+def _origins(node: Any) -> list[list[fx.Node]]:
+    """For each buffer of a scheduler's node, the fx node that it was made for, or all those that it computes.
+
+    Inductor does not say what it made a copy for, such as that of an operand into a concatenation.
+    """
+    found = []
+    for each in node.get_nodes():
+        if each.node is not None:
+            origin = each.node.get_origin_node()
+            found.append(list(each.node.get_origins()) if origin is None else [origin])
+    return found
