@@ -51,6 +51,7 @@ class GeneratedCode:
         outputs: What the graph returns, in order.
         operations: What its kernels were made of, by the names of the results.
         nodes: What was lowered.
+        strides: Those of a buffer, by its name; None for another name, and for what has none.
     """
 
     text: str
@@ -61,6 +62,7 @@ class GeneratedCode:
     outputs: Sequence[object] = ()
     operations: Mapping[str, LoweredOperation] = field(default_factory=dict)
     nodes: Sequence[fx.Node] = ()
+    strides: Callable[[str], Sequence[int] | None] = lambda name: None
 
 
 def gradients_keep_layouts() -> bool:
@@ -105,10 +107,16 @@ def _generated(graph: Any, text: str, is_backward: bool) -> GeneratedCode:
         buffer = graph.name_to_buffer.get(name)
         return () if buffer is None else tuple(buffer.get_inputs_that_alias_output())
 
+    def strides(name: str) -> Sequence[int] | None:
+        found = getattr(graph.name_to_buffer.get(name), "maybe_get_stride", lambda: None)()
+        return None if found is None else tuple(graph.sizevars.optimization_hints(found))
+
     (outputs,) = next(iter(graph.graph.find_nodes(op="output"))).args
     operations = dict(_operations(graph, buffer_bytes))
     nodes = tuple(graph.graph.nodes)
-    return GeneratedCode(text, is_backward, buffer_bytes, origins, viewed, outputs, operations, nodes)
+    return GeneratedCode(
+        text, is_backward, buffer_bytes, origins, viewed, outputs, operations, nodes, strides
+    )
 
 
 def _operations(

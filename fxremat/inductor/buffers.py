@@ -13,7 +13,7 @@ from fxremat.inductor.concatenation import convolution_copies, held_operands
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
 from fxremat.inductor.kernels import Kernel, depends_on
-from fxremat.inductor.layout import channels_last, input_copies
+from fxremat.inductor.layout import after_bytes, channels_last, input_copies
 from fxremat.inductor.pooling import scatter_buffers
 from fxremat.inductor.shown import State
 from fxremat.inductor.timing import Timing
@@ -58,7 +58,16 @@ class Buffers:
             *self._parts(),
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
         ]
-        return Lowering(is_stored, at, timing.read_until, extra, held_in, timing.read_later, replaces)
+        return Lowering(
+            is_stored,
+            at,
+            timing.read_until,
+            extra,
+            held_in,
+            timing.read_later,
+            replaces,
+            after_bytes=after_bytes(self.graph, self.binding),
+        )
 
     def _read_until(self, readers: Iterable[int]) -> int:
         """The last step at which any of these steps, or what it is computed inside of, reads."""

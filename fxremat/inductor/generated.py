@@ -15,6 +15,7 @@ Linear in the code.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,8 +27,10 @@ from fxremat.device.calibrate import scratch_bytes_of
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import MIRROR
+from fxremat.inductor.layout import lies_as, weights
 
 ALIASES = ("reinterpret_tensor", "alias", "as_strided")  # functions that give memory another name
+STRIDES = 2  # which argument they are of the first of these
 ALLOCATIONS = "empty_strided"  # how the names of functions begin that allocate and compute nothing
 
 
@@ -41,6 +44,8 @@ class Handed:
         constant_bytes: What is live all through the backward: the forward's outputs and the tangents.
         scratch_bytes: For each node, by name, bytes that it allocates and frees again while it runs.
         convolutions: The nodes, by name, of which the code says how it lays out what they read.
+        tangent_bytes: The tangents' part of that; they go before autograd takes the gradients.
+        weights: For the outputs of the backward that are gradients of convolutions' weights, these.
     """
 
     storages: Mapping[str, tuple[int, ...]]
@@ -48,6 +53,8 @@ class Handed:
     constant_bytes: int
     scratch_bytes: Mapping[str, int]
     convolutions: Mapping[str, fx.Node] = field(default_factory=dict)
+    tangent_bytes: int = 0
+    weights: Mapping[int, fx.Node] = field(default_factory=dict)
 
 
 def handed(graph: JointGraph) -> Handed:
@@ -66,6 +73,8 @@ def handed(graph: JointGraph) -> Handed:
         sum(graph.storage_bytes[storage] for storage in returned) + graph.tangent_bytes,
         {node.name: size for node, size in scratch if size},
         {node.name: node for node in graph.fx_nodes if ops.has_convolution(node)},
+        graph.tangent_bytes,
+        {place: graph.fx_nodes[place] for place in weights(graph)},
     )
 
 
@@ -168,7 +177,10 @@ class _Run:
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             self._work(_written(statement.value))
         elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
-            self._return(statement.value.elts)
+            if self.code.is_backward:
+                self._take_gradients(statement.value.elts)
+            else:
+                self._return(statement.value.elts)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         """A name is given to what was handed in, to what another name refers to, or to what a call makes."""
@@ -212,6 +224,25 @@ class _Run:
                 storages[node.name] = tuple(pieces)
                 sizes.update((piece, self.bytes[piece]) for piece in pieces)
         self.given = replace(self.given, storages=storages, storage_bytes=sizes)
+
+    def _take_gradients(self, values: Sequence[ast.expr]) -> None:
+        """Autograd copies each gradient that does not lie as its parameter does, one after the other."""
+        copied = 0
+        for place, parameter in self.given.weights.items():
+            strides = self._strides(values[place])
+            if strides is not None and not lies_as(parameter, strides):
+                copied = max(copied, ops.value_bytes(parameter))
+        if copied:
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes - self.given.tangent_bytes + copied)
+
+    def _strides(self, value: ast.expr) -> Sequence[int] | None:
+        """Those of a value as it is returned; None if the code does not say."""
+        if isinstance(value, ast.Call) and _function(value) == "reinterpret_tensor":
+            with contextlib.suppress(ValueError):  # there are symbols among them
+                found: Sequence[int] = ast.literal_eval(value.args[STRIDES])
+                return found
+            return None
+        return self.code.strides(value.id) if isinstance(value, ast.Name) else None
 
     def _allocate(self, name: str) -> Sequence[int]:
         """The pieces of a buffer, by their numbers: a new one, or those that it is a view of."""

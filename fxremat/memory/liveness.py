@@ -9,7 +9,8 @@ Definitions, for a step t of a schedule:
 4. Forward outputs and gradients never die. Saved values need no rule: their last use is in the backward.
 5. Tangents are the caller's but arrive with the backward: they count from the boundary to the end, and so
    does nothing else that the caller holds.
-6. An operator's scratch memory, where it is known, is live at its own step.
+6. An operator's scratch memory, where it is known, is live at its own step. What is live behind the last
+   step, where it is known, counts as live at it.
 7. *Live bytes* at t are those of all instances born at or before t and dead at or after t, and of 5 and 6;
    the *peak* is their maximum.
 
@@ -113,6 +114,7 @@ def profile_of(graph: JointGraph, binding: Binding, lowering: Lowering) -> Memor
     live[binding.boundary :] += graph.tangent_bytes
     if graph.scratch_bytes:
         np.add.at(live, runs_at, np.array(scratch_bytes(graph, binding), dtype=np.int64))
+    live[-1:] = np.maximum(live[-1:], lowering.after_bytes)
     return MemoryProfile(live, binding.boundary, lives)
 
 

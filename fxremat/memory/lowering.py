@@ -28,6 +28,8 @@ class Lowering:
             the negative bytes of ``extra_bytes`` are theirs.
         overwrites: Without fusion, the same steps, and which operand they write over.
         instances: The storage instances of the schedule, where they had to be found.
+        after_bytes: What is live behind the last step: all that is returned, and the copy of a gradient that
+            autograd makes where it does not lie as its parameter does.
     """
 
     materialised: Sequence[bool]
@@ -39,6 +41,7 @@ class Lowering:
     replaces: Mapping[int, int] = field(default_factory=dict)
     overwrites: Mapping[int, Overwrite] = field(default_factory=dict)
     instances: Instances | None = None
+    after_bytes: int = 0
 
 
 class Copies(NamedTuple):
@@ -48,7 +51,9 @@ class Copies(NamedTuple):
         of_inputs: For each input that is copied for several readers, these nodes and the bytes. The copy is
             there from the forward on until the last of them has run.
         of_mirrors: For nodes whose value is copied for a reader where it is computed again, the bytes.
+        after_bytes: What is live behind the last step, the copy of a gradient included (``Lowering``).
     """
 
     of_inputs: Sequence[tuple[Sequence[int], int]] = ()
     of_mirrors: Mapping[int, int] = MappingProxyType({})
+    after_bytes: int = 0

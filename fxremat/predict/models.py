@@ -24,7 +24,7 @@ from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
 from fxremat.inductor.concatenation import copied_cats
-from fxremat.inductor.layout import input_copies, unsettled
+from fxremat.inductor.layout import after_bytes, input_copies, unsettled
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
 from fxremat.memory.liveness import MemoryProfile, profile_of
@@ -148,14 +148,14 @@ class Inductor(MemoryModel):
         return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True, unsettled=either)
 
     def copies(self, graph: JointGraph, binding: Binding) -> Copies:
-        """Those of inputs that lie channels last, and of concatenations, for convolutions."""
+        """Those of inputs that lie channels last, of concatenations for convolutions, and of gradients."""
         nodes = binding.nodes
         of_inputs = [
             ([nodes[step] for step in readers], size)
             for _, readers, size in input_copies(graph, binding)
             if len(readers) > 1
         ]
-        return Copies(of_inputs, copied_cats(graph))
+        return Copies(of_inputs, copied_cats(graph), after_bytes(graph, binding))
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""

@@ -84,6 +84,7 @@ class Condensed:
         maker: The operator that makes each buffer.
         pinned: For each buffer, whether a value in it is returned.
         inlined: Nodes that are computed inside of their readers.
+        after_bytes: What is live at least when all has run.
     """
 
     graph: JointGraph
@@ -92,6 +93,7 @@ class Condensed:
     maker: tuple[int, ...]
     pinned: tuple[bool, ...]
     inlined: frozenset[int]
+    after_bytes: int = 0
 
     @functools.cached_property
     def boundary(self) -> int:
@@ -297,6 +299,7 @@ class _Condenser:
         self.copies_made: dict[int, list[int]] = {}  # by operator
         self.copies_read: dict[int, list[int]] = {}
         self.copies_remade: dict[int, int] = {}
+        self.after_bytes = copies.after_bytes
         self._count(copies)
 
     def _count(self, copies: Copies) -> None:
@@ -328,6 +331,7 @@ class _Condenser:
             tuple(maker),
             tuple(storage in returned for storage in self.buffers),
             self.inlined,
+            self.after_bytes,
         )
 
     def _made(self, group: tuple[int, ...]) -> list[int]:

@@ -44,6 +44,8 @@ def evict(
         weights: Factors of the operators' seconds in prices; 1 by default.
         max_seconds: The run is given up when the plan is going to take more.
     """
+    if budget < condensed.after_bytes:
+        return None
     return _Simulation(condensed, order, budget, distance_power, weights).plan(max_seconds)
 
 

@@ -2,10 +2,10 @@
 
 The order is the graph's own, but for this: an operator that frees at least what it allocates runs as soon
 as all that it reads is there. Such are weight gradients, which free an activation and allocate less, and sums
-of gradients, which end two lives and begin one. One of the backward that allocates more than all that it
-reads waits for its first reader, or for the end: so do the gradients of weights that are larger than a small
-batch's activations. Effects and random numbers keep their order among each other, and the backward begins
-where the forward has ended. O(n log n).
+of gradients, which end two lives and begin one. And, if the peak is lower so, one of the backward that
+allocates more than all that it reads waits for its first reader, or for the end. Such are the gradients of
+weights that are larger than the activations of a small batch. Effects and random numbers keep their order
+among each other, and the backward begins where the forward has ended. O(n log n).
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import heapq
 import itertools
 
 from fxremat.search.condensed import Condensed
+from fxremat.search.profile import peak_bytes
 
 
 def memory_order(condensed: Condensed) -> tuple[int, ...]:
-    """All operators once, in an order that frees early."""
-    return _Order(condensed).order()
+    """All operators once, in an order that frees early and, where that is lower, allocates late."""
+    orders = (_Order(condensed, is_late).order() for is_late in (False, True))
+    return min(orders, key=lambda order: peak_bytes(condensed, order))
 
 
 class _Order:
     """The growing order."""
 
-    def __init__(self, condensed: Condensed) -> None:
+    def __init__(self, condensed: Condensed, is_late: bool) -> None:
         self.condensed = condensed
+        self.is_late = is_late  # whether what allocates waits
         self.operators = condensed.operators
         self.waits_for = [len(set(each.reads)) for each in self.operators]
         self.left: list[dict[int, None]] = [{} for _ in condensed.size]  # operators that have yet to read it
@@ -57,7 +60,7 @@ class _Order:
         operator, size = self.operators[index], self.condensed.size
         held = sum(size[buffer] for buffer in operator.reads if not self.condensed.pinned[buffer])
         made = sum(size[buffer] for buffer in operator.makes)
-        return index >= self.condensed.boundary and operator.may_move and made > held
+        return index >= self.condensed.boundary and operator.may_move and made > held and self.is_late
 
     def _run_with_operands(self, index: int) -> None:
         """Run an operator behind those of what it reads that wait."""

@@ -11,7 +11,8 @@ of them, tables by 1, 2 and 5 (*apart*), for the blocks of a table do not know t
    if both are of the forward or both of the backward. The buffer does not count beside the result then.
 4. Neighbouring loops that run in one *call* begin and end together: what one of them reads or makes is live
    throughout. No call goes on from the forward into the backward.
-5. Tangents are live from where the backward begins, scratch memory at its own run.
+5. Tangents are live from where the backward begins, scratch memory at its own run. Where autograd copies a
+   gradient when all has run, the last run counts at least what is live then.
 
 All lives of a plan are found by one sort of its reads and makings by buffer and run, which takes a fraction
 of what walking through the plan does. O(n log n) in the plan's reads and makings.
@@ -114,6 +115,7 @@ def profile(condensed: Condensed, plan: Sequence[int], apart: bool = False) -> P
     live[boundary:] += condensed.graph.tangent_bytes
     taken = _overwritten(condensed, operators, found, boundary)[: 0 if apart else None]
     live -= live_bytes(len(plan), sizes[taken], first[found.last[taken]], last[found.last[taken]])
+    live[-1:] = np.maximum(live[-1:], condensed.after_bytes)
     sources = zip(found.run[taken].tolist(), found.buffer[taken].tolist(), strict=True)
     returned = zip(found.run[stays].tolist(), found.buffer[stays].tolist(), strict=True)
     overwritten = dict(zip(found.last[taken].tolist(), sources, strict=True))

@@ -134,7 +134,7 @@ class Row:
     def _least_need(self, order: Sequence[int]) -> int:
         """What no plan in an order goes below: an operator's own buffers, and what is returned by then."""
         size, pinned = self.condensed.size, self.condensed.pinned
-        returned, need = 0, 1
+        returned, need = 0, max(1, self.condensed.after_bytes)
         for operator in (self.condensed.operators[index] for index in order):
             held = sum(size[buffer] for buffer in (*operator.reads, *operator.makes) if not pinned[buffer])
             returned += sum(size[buffer] for buffer in operator.makes if pinned[buffer])
