@@ -44,7 +44,6 @@ class Handed:
         constant_bytes: What is live all through the backward: the forward's outputs and the tangents.
         scratch_bytes: For each node, by name, bytes that it allocates and frees again while it runs.
         convolutions: The nodes, by name, of which the code says how it lays out what they read.
-        tangent_bytes: The tangents' part of that; they go before autograd takes the gradients.
         weights: For the outputs of the backward that are gradients of convolutions' weights, these.
     """
 
@@ -53,7 +52,6 @@ class Handed:
     constant_bytes: int
     scratch_bytes: Mapping[str, int]
     convolutions: Mapping[str, fx.Node] = field(default_factory=dict)
-    tangent_bytes: int = 0
     weights: Mapping[int, fx.Node] = field(default_factory=dict)
 
 
@@ -73,7 +71,6 @@ def handed(graph: JointGraph) -> Handed:
         sum(graph.storage_bytes[storage] for storage in returned) + graph.tangent_bytes,
         {node.name: size for node, size in scratch if size},
         {node.name: node for node in graph.fx_nodes if ops.has_convolution(node)},
-        graph.tangent_bytes,
         {place: graph.fx_nodes[place] for place in weights(graph)},
     )
 
@@ -233,7 +230,7 @@ class _Run:
             if strides is not None and not lies_as(parameter, strides):
                 copied = max(copied, ops.value_bytes(parameter))
         if copied:
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes - self.given.tangent_bytes + copied)
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes + copied)
 
     def _strides(self, value: ast.expr) -> Sequence[int] | None:
         """Those of a value as it is returned; None if the code does not say."""

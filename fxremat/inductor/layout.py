@@ -128,6 +128,7 @@ def after_bytes(graph: JointGraph, binding: Binding) -> int:
 
     It keeps a gradient that lies as its parameter does, and copies others, one after the other. The gradients
     of convolutions that work channels last lie so, whatever their weights do. 0 where none is copied.
+    Tangents count, though those that are no caller's are gone by then.
     """
     if works_channels_last(graph, binding, range(binding.boundary, len(binding.nodes))):
         sizes = facts(graph).copied_bytes
@@ -135,7 +136,7 @@ def after_bytes(graph: JointGraph, binding: Binding) -> int:
         sizes = {place: ops.value_bytes(graph.fx_nodes[place]) for place in _laid_out_else(graph)}
     copied = max((sizes.get(place, 0) for place in weights(graph)), default=0)
     returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
-    return copied and copied + sum(graph.storage_bytes[storage] for storage in returned)
+    return copied and copied + sum(graph.storage_bytes[each] for each in returned) + graph.tangent_bytes
 
 
 def _laid_out_else(graph: JointGraph) -> Iterable[int]:

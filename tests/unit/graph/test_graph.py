@@ -24,7 +24,7 @@ from fxremat.graph.generators import STATE, random_state
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand
 from fxremat.graph.nodes import Phase
-from fxremat.graph.schedule import bind
+from fxremat.graph.schedule import bind, validate
 
 aten = torch.ops.aten
 
@@ -440,7 +440,10 @@ def test_readers_of_an_input_that_is_copied_to_run_once() -> None:
     graph = sketch.joint([b])
     problem = "it reads an input that the program writes to"
     assert reasons(graph) == {"view": problem, "a": problem, "write": problem}
-    assert graph.nodes[graph.index["write"]].ordered
+    assert [each.name for each in graph.nodes if each.ordered] == ["view", "a", "write"]
+    late = [*(name for name in graph.names if name not in ("a", "b")), "a", "b"]
+    with pytest.raises(fxremat.ScheduleError, match="it must run before 'write'"):
+        validate(graph, late)
 
 
 @torch.library.custom_op("fxremat_tests::twice", mutates_args=())

@@ -16,9 +16,11 @@ import torch
 from models import train_step
 from torch import Tensor, fx, nn
 from torch._inductor.utils import fresh_cache
+from torch.nn import functional
 from unseen import no_loops
 
 import fxremat
+from fxremat._torch import compilers
 from fxremat._torch.lowered import GeneratedCode, gradients_keep_layouts
 from fxremat.driver import compilation, pipeline
 from fxremat.driver.pipeline import planned
@@ -185,6 +187,28 @@ d = empty_strided_cpu((4,), (1,), torch.float32)"""
     assert peak_of(held, lowered.given) == 16 + 4 + 16
 
 
+@pytest.mark.parametrize(
+    ("returned", "peak"),
+    [
+        ("reinterpret_tensor(a, (4, 3, 2, 2), (12, 1, 6, 3), 0)", 8 + 192 + 192),
+        ("reinterpret_tensor(a, (4, 3, 2, 2), (12, 4, 2, 1), 0)", 8 + 192),
+        ("reinterpret_tensor(a, (s0, 3, 2, 2), (s1, 1, 6, 3), 0)", 8 + 192),  # nobody knows
+        ("a", 8 + 192 + 192),
+    ],
+)
+def test_a_gradient_that_lies_otherwise_than_its_weights_is_copied(returned: str, peak: int) -> None:
+    """By autograd, when the code has run."""
+    weights = fx.Graph().placeholder("w")
+    weights.meta["val"] = torch.empty(4, 3, 2, 2, device="meta")
+    given = Handed({}, {}, 8, {}, weights={1: weights})
+    text = f"a = empty_strided_cpu((48,), (1,), torch.float32)\nreturn (None, {returned})"
+    generated = replace(
+        code(text, {"a": 192}, is_backward=True), strides={"a": (12, 1, 6, 3)}.get, outputs=[None, None]
+    )
+    assert peak_of(generated, given) == peak
+    assert peak_of(generated, replace(given, weights={})) == 200
+
+
 def test_code_in_partitions_is_not_read() -> None:
     """It is split for CUDA graphs; a peak of one part would say nothing."""
     whole = code("a = empty_strided_cpu((4,), (1,), torch.float32)", {"a": 16})
@@ -317,6 +341,30 @@ def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> 
     assert report.lowered_peak_bytes == measured
     assert abs(report.solution.peak_bytes - measured) <= OFF.get(name, 0.03) * measured
     assert report.peak_bytes == report.lowered_peak_bytes and "the generated code" in report.summary()
+
+
+class Patches(nn.Module):
+    """A convolution that works channels last, with weights that are larger than all that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 64), nn.LayerNorm(64)
+        self.merge, self.last = nn.Conv2d(64, 128, 2, 2), nn.Linear(128, 2048)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of images that lie channels last, as those of a network of patches do."""
+        patches = self.merge(self.norm(self.first(x)).permute(0, 3, 1, 2))
+        return self.last(functional.gelu(patches.mean((2, 3)))).square().mean()
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_the_copy_of_a_gradient_is_predicted_and_read() -> None:
+    """Where it is the peak: the gradients are all there, and autograd copies one."""
+    module = Patches()
+    report, measured = stepped(module, torch.randn(2, 4, 4, 8), budget="min")
+    weights = sum(4 * each.numel() for each in module.parameters())
+    copied = 4 * module.merge.weight.numel()
+    assert report.lowered_peak_bytes == measured == report.solution.peak_bytes == weights + copied + 8
 
 
 class Scaled(nn.Module):
@@ -568,3 +616,35 @@ def test_kernels_run_again_where_the_schedule_has_them(codes: list[GeneratedCode
     scheduled = [name for name in occurrences(fxremat.reports()[-1].solution.schedule) if name in set(order)]
     assert len([name for name in order if "_mirror" in name]) > 12 and len(order) == len(set(order))
     assert order == scheduled
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("is_left", [False, True])
+def test_the_code_of_both_halves_is_read(
+    codes: list[GeneratedCode], monkeypatch: pytest.MonkeyPatch, is_left: bool
+) -> None:
+    """Where Inductor's cache has the forward of a plan that was given up, its peak is no forgotten part."""
+    if is_left:  # as behind a process that was killed
+        monkeypatch.setattr(compilers, "_uncached_on_error", lambda graphs: contextlib.nullcontext())
+    note = compilation.read
+    module = nn.Sequential(
+        *(layer for _ in range(3) for layer in (nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)))
+    )
+    halves = []
+    with fresh_cache():
+        for _ in range(2):
+            factors = iter([1.0, 1.1])  # the first plan's backward holds too much
+
+            def read_more(given: GeneratedCode, held: Handed) -> CodeMemory | None:
+                found, factor = note(given, held), next(factors, 1.0)  # noqa: B023
+                return None if found is None else replace(found, peak_bytes=int(found.peak_bytes * factor))
+
+            monkeypatch.setattr(compilation, "read", read_more)
+            torch._dynamo.reset()
+            compiled = torch.compile(module, backend="fxremat", options={"budget": 0.8})
+            compiled(torch.randn(64, 32)).sum().backward()
+            halves.append([each.is_backward for each in codes])
+            codes.clear()
+    plans = len(halves[0]) // 2
+    assert plans > 1 and halves[0] == plans * [False, True]
+    assert halves[1] == (plans if is_left else plans - 1) * [False, True]  # the last is a cache's, if it may

@@ -352,6 +352,31 @@ def test_weight_gradients_run_as_soon_as_they_free_memory() -> None:
     assert order == ["a", "b", "t", "db", "dw", "dx"]
 
 
+def small_batch(late_bytes: int) -> JointGraph:
+    """Two layers whose weights are larger than what they compute; the gradient of b's is read last."""
+    return JointGraph.from_mappings(
+        {
+            **{"x": (), "a": ["x"], "b": ["a"], "t": ["b"]},
+            **{"db": ["t"], "dw": ["db", "a"], "da": ["db", "a"], "dv": ["da"], "du": ["dw"]},
+        },
+        {"a": 4, "b": 1, "t": 1, "db": 1, "dw": 16, "da": late_bytes, "dv": 1, "du": 16},
+        forward_outputs=["t"],
+        backward=["db", "dw", "da", "dv", "du"],
+        backward_outputs=["dv", "du"],
+    )
+
+
+def test_gradients_that_are_larger_than_what_they_read_wait_where_the_peak_is_lower() -> None:
+    """dw waits for its reader, so that da, which is large, has gone before; a small da is no reason."""
+    for late_bytes, expected in ((32, "db da dv dw du"), (1, "db dw da dv du")):
+        graph = small_batch(late_bytes)
+        stated, condensed = condensed_of(graph)
+        order = memory_order(condensed)
+        names = [graph.nodes[condensed.operators[each].members[0]].name for each in order]
+        assert names[3:] == expected.split()
+        check(stated, condensed, order)
+
+
 # --- The search -------------------------------------------------------------------------------------------
 
 
