@@ -155,7 +155,7 @@ def lies_as(node: fx.Node, strides: Sequence[int]) -> bool:
 
 def weights(graph: JointGraph) -> dict[int, int]:
     """The inputs that convolutions have as weights, and their gradients, as far as they come from these."""
-    gradients = enumerate(graph.backward_outputs)
+    gradients = enumerate(graph.backward_outputs if graph.fx_nodes else ())
     return {place: node for place, node in gradients if node is not None and _is_weight_gradient(graph, node)}
 
 

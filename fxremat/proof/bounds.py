@@ -148,8 +148,9 @@ class _Facts:
         self.returned_by_forward = self._storages(forward_outputs)
 
     def storages_read(self, node: int) -> tuple[int, ...]:
-        """The storages that a node's operands lie in, each once; none of the caller's."""
-        views = (self.graph.nodes[operand].views for operand in self.graph.nodes[node].operands)
+        """The storages that the operands of a node's first run lie in, each once; none of the caller's."""
+        operands = self.graph.nodes[node].operands[: -1 if node in self.graph.redrawn else None]
+        views = (self.graph.nodes[operand].views for operand in operands)
         return tuple(dict.fromkeys(itertools.chain.from_iterable(views)))
 
     def _storages(self, nodes: Iterable[int]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 import torch
@@ -207,13 +208,15 @@ def test_the_hold_is_no_loop_and_no_memory(network: Network) -> None:
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_plans_of_held_problems_hold_less(fusion: str) -> None:
-    """Less than every plan that the planner has for peaks, and a third less in the time of one of them."""
+    """Less than every plan that the planner has for peaks, and a third less where 5 % more time is taken."""
     stated = block_problem(fusion)
     plain = [candidate(stated, each) for each in planned(replace(stated, budgets=None))]
     found = candidates(stated, planned)
     assert min(each.held_bytes for each in found) < min(each.held_bytes for each in plain)
     assert all(least_in_time(found, each) <= each.held_bytes for each in plain)
-    assert min(least_in_time(found, each) / max(1, each.held_bytes) for each in plain) < 0.7
+    slowest = max(plain, key=attrgetter("seconds"))
+    least = min(each.held_bytes for each in plain)
+    assert least_in_time(found, replace(slowest, seconds=1.05 * slowest.seconds)) < 0.7 * least
 
 
 def least_in_time(plans: Sequence[Candidate], plan: Candidate) -> int:

@@ -12,10 +12,12 @@ from dataclasses import replace
 
 import models
 import pytest
+import torch
 from graphs import chain, few, graphs_and_schedules, identity, networks, random_schedule, with_phases
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import Network, batch
+from torch import nn
 
 import fxremat
 from fxremat.driver.pipeline import make_problem, solve
@@ -238,6 +240,14 @@ def test_traced_schedules_are_bounded(network: Network, seed: int) -> None:
         assert_bounded(
             graph, fusion, [identity(graph), *(random_schedule(graph, seed + i) for i in range(3))]
         )
+
+
+@pytest.mark.parametrize("fusion", ["none", "inplace"])
+def test_a_first_draw_does_not_need_the_state_that_it_leaves(fusion: str) -> None:
+    """The state of the generator is for mirrors: where there are none it is gone when numbers are drawn."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.Dropout())
+    graph = fxremat.capture(module, torch.randn(4, 4), loss=torch.sum, compiler="eager")
+    assert_bounded(graph, fusion, [identity(graph)])
 
 
 QUICK = ("transformer", "resnet", "unet")  # the other models are slow only because they are many
