@@ -13,10 +13,11 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import fx
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.exc import ShortenTraceback as PassedThrough
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.descriptors import (
@@ -56,10 +57,12 @@ __all__ = [
     "pin_to_backward",
     "place_at_caller",
     "same_sizes",
+    "traced_with_callers",
     "was_traced_in_forward",
 ]
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _sizes: ContextVar[Mapping[Any, int] | None] = ContextVar("fxremat_sizes", default=None)
 
 
@@ -171,6 +174,16 @@ def place_at_caller(description: object) -> tuple[str, int | str] | None:
 def annotate(annotation: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Leave an annotation on the nodes that are traced inside, through Dynamo and AOTAutograd."""
     return fx.traceback.annotate(annotation)
+
+
+def traced_with_callers(function: _Function) -> _Function:
+    """The function, which Dynamo traces as a part of what calls it, and never compiles by itself.
+
+    Where a graph break leaves the caller uncompiled it would, and knows not how to return an annotation.
+    """
+    python: Any = function
+    skip_code(python.__code__)
+    return function
 
 
 def is_tracing() -> bool:

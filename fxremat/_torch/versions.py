@@ -40,6 +40,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._dynamo.backends.common": ("aot_autograd",),
     "torch._dynamo.backends.debugging": ("boxed_nop",),
     "torch._dynamo.convert_frame": ("compile_lock", "register_bytecode_hook"),
+    "torch._dynamo.eval_frame": ("skip_code",),
     "torch._dynamo.exc": ("ShortenTraceback",),
     "torch._dynamo.guards": ("DeletedGuardManagerWrapper",),
     "torch._dynamo.pgo": ("get_code_state",),

@@ -31,6 +31,7 @@ KEY = "fxremat"  # of the annotation in node.meta["custom"]
 _outside: dict[str, None] = {}
 
 
+@graphs.traced_with_callers
 def region(
     *, keep: bool = False, mirror: int | None = None, recompute: bool = False
 ) -> AbstractContextManager[Any]:

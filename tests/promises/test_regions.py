@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from training import assert_same_outcome
 
@@ -157,6 +157,20 @@ def test_outside_of_a_graph_a_region_does_nothing_and_is_reported() -> None:
     step(model, torch.compile(model, backend="fxremat", options={"compiler": "eager"}), torch.randn(4, 8))
     notes = [note for note in fxremat.reports()[-1].notes if "outside of any graph" in note]
     assert any("test_regions.py" in note for note in notes)
+
+
+def test_a_region_with_a_graph_break_inside_of_it_runs() -> None:
+    """Dynamo leaves what calls it as it is, and does not compile it by itself."""
+
+    def branch(x: Tensor) -> Tensor:
+        with fxremat.region(keep=True):
+            y = x.exp() * (2 if x.sum() > 0 else 3)
+        return y.sin()
+
+    x = torch.ones(4, requires_grad=True)
+    compiled = torch.compile(branch, backend="fxremat", options={"budget": "min", "compiler": "eager"})
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), branch(x))
 
 
 def test_a_region_that_runs_while_capturing_is_not_outside() -> None:
