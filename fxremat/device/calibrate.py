@@ -32,7 +32,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.measure import held_bytes
 
 # For this process, by signature.
-_scratch_bytes: dict[str, int] = {}
+_scratch_bytes: dict[int, dict[str, int]] = {}  # by the number of threads, each of which may need some
 
 # Operators that could not be timed in this process; another may have the memory for them.
 _refused: dict[torch.device, dict[str, float | None]] = {}
@@ -114,13 +114,12 @@ def scratch_bytes(
     """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
     examples = [_Example(node, _arranged(node) if arranged else ()) for node in nodes]
-    signatures = _fill(_scratch_bytes, examples, _scratch, "measuring scratch memory")
-    known = {node.name: _scratch_bytes[key] for node, key in zip(nodes, signatures, strict=True)}
+    names = (node.name for node in nodes)
+    known = dict(zip(names, _scratch_sizes(examples), strict=True))
     either = [node for node in nodes if node.name in unsettled and known[node.name]]
     in_order = (_Example(node, tuple(map(_in_order, _operands(node)))) for node in either)
-    signatures = _fill(_scratch_bytes, in_order, _scratch, "measuring scratch memory")
-    for node, key in zip(either, signatures, strict=True):
-        known[node.name] = min(known[node.name], _scratch_bytes[key])
+    for node, size in zip(either, _scratch_sizes(in_order), strict=True):
+        known[node.name] = min(known[node.name], size)
     return tuple(known.get(node.name, 0) for node in graph.nodes)
 
 
@@ -143,8 +142,8 @@ def scratch_bytes_of(node: fx.Node, layouts: Sequence[tuple[Sequence[int], Strid
             return None
         strides[place] = stride
     example = _Example(node, tuple(strides))
-    (key,) = _fill(_scratch_bytes, [example], _scratch, "measuring scratch memory")
-    return _scratch_bytes[key]
+    (size,) = _scratch_sizes([example])
+    return size
 
 
 def seconds(graph: JointGraph, wanted: Collection[int]) -> dict[str, float]:
@@ -290,6 +289,12 @@ def _fill(
             for key, each in tqdm(fresh.items(), title, disable=None, leave=False, delay=1.0):
                 table[key] = run(functools.partial(measure, each))
     return [key for key, _ in wanted]
+
+
+def _scratch_sizes(examples: Iterable[_Example]) -> list[int]:
+    """The scratch bytes of each example, measured once."""
+    table = _scratch_bytes.setdefault(torch.get_num_threads(), {})
+    return [table[key] for key in _fill(table, examples, _scratch, "measuring scratch memory")]
 
 
 def _scratch(example: _Example) -> int:
