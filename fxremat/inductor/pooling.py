@@ -78,6 +78,8 @@ def scatter_buffers(
 ) -> Iterable[tuple[int, int, int]]:
     """What a scatter holds from when its index is computed: copies of what it reads, and its result.
 
+    An index that was saved for the backward has it wait for nothing.
+
     Args:
         graph: The graph.
         binding: The resolved schedule.
@@ -91,7 +93,9 @@ def scatter_buffers(
     copies_views = graph.is_on_cpu and bool(facts(graph).convolutions)
     for step, views in found.items():
         last = runs_at[step]
-        first = max((runs_at[bases[view]] for view in views), default=last)
+        start = binding.boundary if last >= binding.boundary else 0
+        computed = (runs_at[bases[view]] for view in views)
+        first = max((at for at in computed if at >= start), default=last)
         for view in views if copies_views else ():
             yield first, last, ops.value_bytes(graph.fx_nodes[binding.nodes[view]])
         if first < last:
