@@ -106,6 +106,8 @@ class Buffers:
     def replaced(self, is_stored: Sequence[bool]) -> dict[int, int]:
         """A buffer of a loop may take the place of one of equal size that its kernel reads last.
 
+        Not so on a CPU a concatenation, whose slices are written by several loops.
+
         Args:
             is_stored: For each step, whether it has a buffer.
 
@@ -119,6 +121,8 @@ class Buffers:
         taken: set[int] = set()
         for step, kernel in enumerate(self.kernels):
             if kernel is None or not kernel.is_loop or not is_stored[step]:
+                continue
+            if self.inlining.loops[step].is_cat and self.graph.is_on_cpu:
                 continue
             size = self.graph.node_bytes(self.binding.nodes[step])
             for leaf in self.inlining.leaves[step] if size else ():
