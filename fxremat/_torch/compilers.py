@@ -110,7 +110,8 @@ def compile_with_inductor(
         outcome: Makes what is pickled with the graph's entry in AOTAutograd's cache; called when the forward
             is compiled, behind the partitioner, and again with the backward; not at all when that cache has
             the graph.
-        read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache.
+        read: Called with the code of each graph before its kernels are compiled, but for graphs from a cache;
+            of one that is alike to another that was compiled lately, with the other's code.
             An exception ends the compilation, and what this one has put into Inductor's cache goes.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs. On a CPU
             no kernel of either is compiled then before the code of both was read.
@@ -125,14 +126,25 @@ def compile_with_inductor(
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         is_backward = bool(kwargs.get("is_backward"))
+        codes: list[GeneratedCode] = []  # none where Inductor's cache has the graph
+
+        def read_one(code: GeneratedCode) -> None:
+            codes.append(code)
+            read(code)
+
         ordered = in_order(args[0], args[1], is_backward)
         with (
             contextlib.nullcontext() if ordered is None else running_in_order(ordered),
             V.set_choices_handler(choices(V.choices, may_fuse)),
-            patches.reading_code(reader(read, is_backward)),
+            patches.reading_code(reader(read_one, is_backward)),
         ):
             compiled = compile_fx_inner(*args, **kwargs)
-        compiled_graphs.append(compiled)
+        entry = getattr(compiled, "_fx_graph_cache_key", None)
+        if codes:
+            compiled_graphs.append(compiled)
+            _remember(entry, codes[0])
+        elif entry in _remembered:
+            read(_remembered[entry])  # of another graph of this process, alike in this half
         context = torch._guards.TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.fxremat_outcome = outcome()  # type: ignore[attr-defined]
@@ -148,6 +160,19 @@ def compile_with_inductor(
             stack.enter_context(torch._inductor.config.patch(found))  # as kernels are compiled in the end
             stack.enter_context(patches.kernels_later())
         return compile_fx(module, inputs, inner_compile=compile_inner, config_patches=found)  # type: ignore[return-value]
+
+
+_remembered: dict[str, GeneratedCode] = {}  # by the keys of Inductor's cache
+_MOST_REMEMBERED = 8  # they hold the graphs that they were made of
+
+
+def _remember(entry: str | None, code: GeneratedCode) -> None:
+    """Keep the code of a graph for others that are alike: such are the forwards of equal blocks."""
+    if entry is not None:
+        _remembered.pop(entry, None)
+        _remembered[entry] = code
+        for oldest in list(_remembered)[:-_MOST_REMEMBERED]:
+            del _remembered[oldest]
 
 
 _UNCACHED = {"fx_graph_cache": False, "fx_graph_remote_cache": False}

@@ -30,7 +30,7 @@ from training import (
 
 import fxremat
 from fxremat import FxrematError, InfeasibleBudgetError, InvalidOptionError
-from fxremat._torch import compilers
+from fxremat._torch import compilers, scheduling
 from fxremat.driver import journal
 
 
@@ -371,14 +371,14 @@ class Buffers:
 def test_choices_of_the_users_stay_theirs() -> None:
     """The same class and the same state, whatever they were constructed with; fxremat has the first word."""
     theirs = Limited(3)
-    ours = compilers._choices(theirs, lambda first, second: True)
-    never = compilers._choices(theirs, lambda first, second: False)
+    ours = scheduling.choices(theirs, lambda first, second: True)
+    never = scheduling.choices(theirs, lambda first, second: False)
     assert isinstance(ours, Limited) and ours.limit == 3
     assert [ours.fuses(2), ours.fuses(4), never.fuses(2)] == [True, False, False]
     assert len(theirs.asked) == 2 and theirs.last == 2
     for static in (InductorChoices(), type("Static", (InductorChoices,), {"can_fuse": staticmethod(max)})()):
-        assert isinstance(compilers._choices(static, lambda first, second: False), type(static))
-        assert not compilers._choices(static, lambda first, second: False).can_fuse(
+        assert isinstance(scheduling.choices(static, lambda first, second: False), type(static))
+        assert not scheduling.choices(static, lambda first, second: False).can_fuse(
             None, Buffers(), Buffers(), 1
         )
 
