@@ -649,15 +649,3 @@ def test_the_code_of_both_halves_is_read(
     plans = len(halves[0]) // 2
     assert plans > 1 and halves[0] == plans * [False, True]
     assert halves[1] == (plans if is_left else plans - 1) * [False, True]  # the last is a cache's, if it may
-
-
-@pytest.mark.usefixtures("no_kernels")
-def test_a_forward_that_another_graph_has_as_well_is_read_again(codes: list[GeneratedCode]) -> None:
-    """Of blocks whose inputs need a gradient or none, Inductor's cache has one forward for two backwards."""
-    block = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
-    compiled = torch.compile(block, backend="fxremat", options={"budget": 0.9, "scope": "graph"})
-    with fresh_cache():
-        for needs_gradient in (False, True):
-            compiled(torch.randn(64, 32, requires_grad=needs_gradient)).sum().backward()
-    assert [each.is_backward for each in codes] == 2 * [False, True]
-    assert codes[0] is codes[2]
