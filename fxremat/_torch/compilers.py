@@ -140,8 +140,8 @@ def compile_with_inductor(
         ):
             compiled = compile_fx_inner(*args, **kwargs)
         entry = getattr(compiled, "_fx_graph_cache_key", None)
-        if codes:
-            compiled_graphs.append(compiled)
+        if codes and entry is not None:
+            written.append(entry)
             _remember(entry, codes[0])
         elif entry in _remembered:
             read(_remembered[entry])  # of another graph of this process, alike in this half
@@ -151,8 +151,8 @@ def compile_with_inductor(
         return compiled
 
     found = {**settings, **(_UNCACHED if key is None else cacheable(settings, key))}
-    compiled_graphs: list[Any] = []
-    with compile_lock, contextlib.ExitStack() as stack, _uncached_on_error(compiled_graphs):
+    written: list[str] = []  # keys of Inductor's cache
+    with compile_lock, contextlib.ExitStack() as stack, _uncached_on_error(written):
         if key is None:
             stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
         if backward_now:
@@ -166,21 +166,20 @@ _remembered: dict[str, GeneratedCode] = {}  # by the keys of Inductor's cache
 _MOST_REMEMBERED = 8  # they hold the graphs that they were made of
 
 
-def _remember(entry: str | None, code: GeneratedCode) -> None:
+def _remember(entry: str, code: GeneratedCode) -> None:
     """Keep the code of a graph for others that are alike: such are the forwards of equal blocks."""
-    if entry is not None:
-        _remembered.pop(entry, None)
-        _remembered[entry] = code
-        for oldest in list(_remembered)[:-_MOST_REMEMBERED]:
-            del _remembered[oldest]
+    _remembered.pop(entry, None)
+    _remembered[entry] = code
+    for oldest in list(_remembered)[:-_MOST_REMEMBERED]:
+        del _remembered[oldest]
 
 
 _UNCACHED = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 @contextlib.contextmanager
-def _uncached_on_error(compiled_graphs: Sequence[Any]) -> Iterator[None]:
-    """Take compiled graphs out of Inductor's cache on this disk if an exception is raised inside.
+def _uncached_on_error(entries: Sequence[str]) -> Iterator[None]:
+    """Take entries with these keys out of Inductor's cache on this disk if an exception is raised inside.
 
     A forward that the cache had without its backward would be served without its code, which is to be read.
     """
@@ -189,10 +188,8 @@ def _uncached_on_error(compiled_graphs: Sequence[Any]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for each in compiled_graphs:
-            key = getattr(each, "_fx_graph_cache_key", None)
-            if key is not None:
-                shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(key), ignore_errors=True)
+        for entry in entries:
+            shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(entry), ignore_errors=True)
         raise
 
 

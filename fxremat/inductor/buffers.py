@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from fxremat.graph.loops import Kind
-from fxremat.inductor.concatenation import convolution_copies, held_operands
+from fxremat.inductor.concatenation import convolution_copies, held_operands, is_in_slices
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
 from fxremat.inductor.kernels import Kernel, depends_on
@@ -106,8 +106,6 @@ class Buffers:
     def replaced(self, is_stored: Sequence[bool]) -> dict[int, int]:
         """A buffer of a loop may take the place of one of equal size that its kernel reads last.
 
-        Not so on a CPU a concatenation, whose slices are written by several loops.
-
         Args:
             is_stored: For each step, whether it has a buffer.
 
@@ -122,7 +120,7 @@ class Buffers:
         for step, kernel in enumerate(self.kernels):
             if kernel is None or not kernel.is_loop or not is_stored[step]:
                 continue
-            if self.inlining.loops[step].is_cat and self.graph.is_on_cpu:
+            if is_in_slices(self.graph, self.binding.nodes[step]):
                 continue
             size = self.graph.node_bytes(self.binding.nodes[step])
             for leaf in self.inlining.leaves[step] if size else ():

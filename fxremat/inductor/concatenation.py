@@ -16,6 +16,11 @@ from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
 
 
+def is_in_slices(graph: JointGraph, node: int) -> bool:
+    """Whether a node is a concatenation to which its operands' loops write: it takes no buffer's place."""
+    return graph.loops[node].is_cat and graph.is_on_cpu
+
+
 def held_operands(
     graph: JointGraph, binding: Binding, cats: Iterable[int], free: Collection[int]
 ) -> dict[int, int]:

@@ -14,6 +14,8 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
 from fxremat.inductor.shown import NOTHING, Shown
 
+WEIGHTS = 1  # which of the gradients of a convolution is that for its weights
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -32,6 +34,8 @@ class Facts:
             0 where the input lies so itself.
         sequence_bytes: For each convolution over sequences, and its gradient, bytes of what it reads and does
             not lie in the order of its sizes, if there are any.
+        weights: The inputs that convolutions have as weights, and the gradients of these that a convolution's
+            gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
             they are and by the number of its steps (``layout.py``).
         shown: What plans that were lowered have shown.
@@ -47,6 +51,7 @@ class Facts:
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequence_bytes: Mapping[int, int]
+    weights: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
     shown: Shown = NOTHING
 
@@ -92,7 +97,23 @@ def _facts(graph: JointGraph) -> Facts:
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: size for index in convolutions if (size := _sequence_bytes(graph, index))},
+        _weights(graph) if convolutions else {},
     )
+
+
+def _weights(graph: JointGraph) -> dict[int, int]:
+    gradients = enumerate(graph.backward_outputs)
+    return {place: node for place, node in gradients if node is not None and _is_weight_gradient(graph, node)}
+
+
+def _is_weight_gradient(graph: JointGraph, node: int) -> bool:
+    """Whether a value is a convolution's gradient for its weights, converted or not."""
+    while graph.loops[node].kind is Kind.POINTWISE and len(graph.nodes[node].operands) == 1:
+        (node,) = graph.nodes[node].operands
+    leader = graph.nodes[node].leader
+    if leader is None or not ops.is_convolution_gradient(graph.fx_nodes[leader]):
+        return False
+    return bool(graph.fx_nodes[node].args[1] == WEIGHTS)
 
 
 def _sequence_bytes(graph: JointGraph, index: int) -> int:

@@ -27,7 +27,8 @@ from fxremat.device.calibrate import scratch_bytes_of
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import MIRROR
-from fxremat.inductor.layout import lies_as, weights
+from fxremat.inductor.facts import facts
+from fxremat.inductor.layout import lies_as
 
 ALIASES = ("reinterpret_tensor", "alias", "as_strided")  # functions that give memory another name
 STRIDES = 2  # which argument they are of the first of these
@@ -71,7 +72,7 @@ def handed(graph: JointGraph) -> Handed:
         sum(graph.storage_bytes[storage] for storage in returned) + graph.tangent_bytes,
         {node.name: size for node, size in scratch if size},
         {node.name: node for node in graph.fx_nodes if ops.has_convolution(node)},
-        {place: graph.fx_nodes[place] for place in weights(graph)},
+        {place: graph.fx_nodes[place] for place in facts(graph).weights} if graph.fx_nodes else {},
     )
 
 

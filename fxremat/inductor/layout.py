@@ -17,11 +17,8 @@ from torch import fx
 from fxremat._torch import compilers, graphs, lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
-
-WEIGHTS = 1  # which of the gradients of a convolution is that for its weights
 
 
 def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, list[int], int]]:
@@ -130,18 +127,21 @@ def after_bytes(graph: JointGraph, binding: Binding) -> int:
     of convolutions that work channels last lie so, whatever their weights do. 0 where none is copied.
     Tangents count, though those that are no caller's are gone by then.
     """
+    known = facts(graph)
+    if not known.weights:
+        return 0
     if works_channels_last(graph, binding, range(binding.boundary, len(binding.nodes))):
-        sizes = facts(graph).copied_bytes
+        sizes = (known.copied_bytes[place] for place in known.weights)
     else:
-        sizes = {place: ops.value_bytes(graph.fx_nodes[place]) for place in _laid_out_else(graph)}
-    copied = max((sizes.get(place, 0) for place in weights(graph)), default=0)
+        sizes = (ops.value_bytes(graph.fx_nodes[place]) for place in _laid_out_else(graph))
+    copied = max(sizes, default=0)
     returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
     return copied and copied + sum(graph.storage_bytes[each] for each in returned) + graph.tangent_bytes
 
 
 def _laid_out_else(graph: JointGraph) -> Iterable[int]:
     """The weights whose gradients were traced with other strides, those of sizes of 1 left out."""
-    for place, gradient in weights(graph).items():
+    for place, gradient in facts(graph).weights.items():
         if not lies_as(graph.fx_nodes[place], graph.fx_nodes[gradient].meta["val"].stride()):
             yield place
 
@@ -151,22 +151,6 @@ def lies_as(node: fx.Node, strides: Sequence[int]) -> bool:
     tensor: torch.Tensor = node.meta["val"]
     each = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return all(graphs.hint(size) == 1 or graphs.hint(own) == graphs.hint(step) for size, own, step in each)
-
-
-def weights(graph: JointGraph) -> dict[int, int]:
-    """The inputs that convolutions have as weights, and their gradients, as far as they come from these."""
-    gradients = enumerate(graph.backward_outputs if graph.fx_nodes else ())
-    return {place: node for place, node in gradients if node is not None and _is_weight_gradient(graph, node)}
-
-
-def _is_weight_gradient(graph: JointGraph, node: int) -> bool:
-    """Whether a value is a convolution's gradient for its weights, converted or not."""
-    while graph.loops[node].kind is Kind.POINTWISE and len(graph.nodes[node].operands) == 1:
-        (node,) = graph.nodes[node].operands
-    leader = graph.nodes[node].leader
-    if leader is None or not ops.is_convolution_gradient(graph.fx_nodes[leader]):
-        return False
-    return bool(graph.fx_nodes[node].args[1] == WEIGHTS)
 
 
 def unsettled(graph: JointGraph) -> frozenset[str]:

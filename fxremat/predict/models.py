@@ -23,7 +23,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
-from fxremat.inductor.concatenation import copied_cats
+from fxremat.inductor.concatenation import copied_cats, is_in_slices
 from fxremat.inductor.layout import after_bytes, input_copies, unsettled
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
@@ -162,8 +162,8 @@ class Inductor(MemoryModel):
         return costs.fixed[node]
 
     def may_overwrite(self, graph: JointGraph, node: int) -> bool:
-        """Loops write over what they read last; external kernels don't."""
-        return graph.loops[node].kind in LOOPS
+        """A loop writes over what it reads last; an external kernel doesn't, nor loops that write slices."""
+        return graph.loops[node].kind in LOOPS and not is_in_slices(graph, node)
 
 
 EVERY_VALUE = EveryValue()

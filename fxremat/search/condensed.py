@@ -412,8 +412,7 @@ class _Condenser:
         if not self.model.overwrites or len(graph.nodes[node].creates) != 1 or not graph.is_plain[node]:
             return ()
         if self.model.fuses:
-            is_in_slices = graph.loops[node].is_cat and graph.is_on_cpu  # written by several loops
-            size = graph.node_bytes(node) if self._is_loop(node) and not is_in_slices else None
+            size = graph.node_bytes(node) if self.model.may_overwrite(graph, node) else None
             return tuple(each for each in read if self.bytes[each] == size)
         found = []
         for position in graph.writable_operands[node]:

@@ -58,9 +58,10 @@ class _Order:
     def _may_wait(self, index: int) -> bool:
         """Whether holding what an operator of the backward reads takes less than holding what it makes."""
         operator, size = self.operators[index], self.condensed.size
+        if not self.is_late or index < self.condensed.boundary or not operator.may_move:
+            return False
         held = sum(size[buffer] for buffer in operator.reads if not self.condensed.pinned[buffer])
-        made = sum(size[buffer] for buffer in operator.makes)
-        return index >= self.condensed.boundary and operator.may_move and made > held and self.is_late
+        return sum(size[buffer] for buffer in operator.makes) > held
 
     def _run_with_operands(self, index: int) -> None:
         """Run an operator behind those of what it reads that wait."""
