@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,6 +82,18 @@ _REDUCTIONS = frozenset(
 )
 # They write to places that are computed.
 _PUTS = frozenset({aten._unsafe_index_put, aten._unsafe_masked_index_put_accumulate, aten.index_put})
+# They read their operands at other places than those that they compute.
+_MOVING = frozenset(
+    {
+        aten.cat,
+        aten.constant_pad_nd,
+        aten.flip,
+        aten.repeat,
+        aten.roll,
+        aten.select_scatter,
+        aten.slice_scatter,
+    }
+)
 _ATOMIC = frozenset({torch.float16, torch.float32, torch.float64})
 _DEAR = graphs.dear_functions()
 
@@ -136,6 +148,7 @@ class Loop:
         is_scatter: Whether it adds to its first operand at the places that its second names.
         is_put: Whether it writes to places of a copy of its first operand, in a loop of its own that computes
             what it reads.
+        is_moving: Whether it reads its operands at other places than those that it computes.
         operations: Operations that one of its elements takes, but for what it reads.
         numbers: The numbers that it computes with, as texts.
     """
@@ -151,8 +164,14 @@ class Loop:
     is_draw: bool = False
     is_scatter: bool = False
     is_put: bool = False
+    is_moving: bool = False
     operations: int = 1
     numbers: tuple[str, ...] = ()
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the compiler generates its code, whether that can be fused or not."""
+        return self.kind in LOOPS or self.is_put
 
 
 def picks_offsets(node: fx.Node) -> bool:
@@ -179,9 +198,38 @@ def loop(node: fx.Node) -> Loop:
         is_draw=operator is prims.inductor_random,
         is_scatter=operator is aten.scatter_add,
         is_put=operator in _PUTS and _adds_atomically(node),
-        operations=int(lowered is not Kind.VIEW and operator is not aten.clone),
+        is_moving=operator in _MOVING,
+        operations=0 if lowered is Kind.VIEW else _operations(node),
         numbers=tuple(dict.fromkeys(_numbers(node))),
     )
+
+
+def _operations(node: fx.Node) -> int:
+    """Operations that an element takes: where parts are chosen from, the comparisons of places count.
+
+    Places are compared with bounds (an operation for the place, one for the bound, one to compare), several
+    comparisons are joined, and what is read is masked and chosen.
+    """
+    operator = packet(node)
+    if operator is aten.cat:
+        return 6 * len(node.all_input_nodes)
+    if operator is aten.select_scatter:
+        return 4
+    if operator is aten.constant_pad_nd:
+        pads: Sequence[int] = argument(node, "pad")
+        return 4 * sum(pad != 0 for pad in pads)
+    if operator is aten.slice_scatter:
+        return 2 + 3 * _bounds(node)
+    return int(operator is not aten.clone)
+
+
+def _bounds(node: fx.Node) -> int:
+    """The bounds of the slice that is scattered which are not those of what it is scattered to."""
+    start, end, step = (argument(node, name) for name in ("start", "end", "step"))
+    tensor = next(tensors(node.meta.get("val")), None)
+    size = None if tensor is None or not tensor.dim() else tensor.shape[argument(node, "dim")]
+    ends_early = isinstance(end, int) and isinstance(size, int) and end < size
+    return sum((start not in (0, None), ends_early, step != 1))
 
 
 def _adds_atomically(node: fx.Node) -> bool:
@@ -201,6 +249,8 @@ def _numbers(node: fx.Node) -> Iterator[str]:
 
 def _reduces_innermost(node: fx.Node) -> bool:
     """Whether the dimensions that a reduction goes through are the last ones, or all."""
+    if packet(node) is aten.bmm:
+        return all(tensor.shape[2] == 1 for tensor in tensors(node.meta.get("val")))
     dims, operand = argument(node, "dim"), next(iter(node.all_input_nodes), None)
     tensor = None if operand is None else next(tensors(operand.meta.get("val")), None)
     if dims is None or tensor is None:
@@ -220,11 +270,19 @@ def kind(node: fx.Node) -> Kind:
     """How Inductor would lower the node."""
     if is_getitem(node) or viewed_operand(node) is not None:
         return Kind.VIEW
-    if packet(node) in _REDUCTIONS:
+    if packet(node) in _REDUCTIONS or _has_vector(node):
         return Kind.REDUCTION
     if packet(node) in _COPYING | _WINDOWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return Kind.POINTWISE
     return Kind.KERNEL
+
+
+def _has_vector(node: fx.Node) -> bool:
+    """Whether it is a batched product with a matrix of one row or column, a loop where a CPU runs it."""
+    if packet(node) is not aten.bmm:
+        return False
+    value = node.meta.get("val")
+    return any(tensor.device.type == "cpu" and 1 in tensor.shape[1:] for tensor in tensors(value))
 
 
 def is_channels_first(tensor: torch.Tensor) -> bool:

@@ -118,7 +118,7 @@ class Buffers:
         found: dict[int, int] = {}
         taken: set[int] = set()
         for step, kernel in enumerate(self.kernels):
-            if kernel is None or not kernel.is_loop or not is_stored[step]:
+            if kernel is None or not kernel.is_fusible or not is_stored[step]:
                 continue
             if is_in_slices(self.graph, self.binding.nodes[step]):
                 continue

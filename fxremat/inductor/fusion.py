@@ -8,12 +8,14 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    same if the backward or the caller needs it, if an external kernel reads it, if it draws random numbers, if
    windows of it are read and it reads more than one buffer, or if it is read more than once and expensive
    (more than 4 buffers read, or transcendental, on a CPU). So it is if it takes many operations and reads
-   more than one buffer (``operations.py``). What external kernels alone read is realized for the first.
+   more than one buffer (``operations.py``). What external kernels read through views is realized for the
+   first of them; loops before that compute it themselves.
 2. *Fusion* (``grouping.py``). Realized loops over the same elements become one kernel where no path between
    them leaves it: a loop with what it reads, and loops near each other that read the same buffer or input. A
    value that only its own kernel reads needs no buffer. Reductions over different dimensions do not fuse, nor
-   one of outer dimensions and a loop over what it reads. The kernel runs where the first of its loops stands,
-   or as soon as all that it reads is there (``timing.py``).
+   one of outer dimensions and a loop over what it reads; nor does a loop that writes to places which are
+   computed. The kernel runs where the first of its loops stands, or as soon as all that it reads is there
+   (``timing.py``).
 3. *Products.* A product of two matrices that a sum of the same size alone reads is computed with the sum,
    by ``addmm``, where the sum stands (``products.py``).
 4. *In place* (``buffers.py``). A loop writes over an operand of the same size that no later kernel reads, nor

@@ -63,15 +63,21 @@ class Grouping:
         """
         self._realized_count += 1
         loop = self.inlining.loops[step]
-        is_loop = self.inlining.kinds[step] is not Kind.KERNEL
+        is_fusible = self.inlining.kinds[step] is not Kind.KERNEL
         producers = self._producers(step)
-        shareable = self._shareable(step) if is_loop else []
-        is_joining = is_loop and step not in self._scattered
+        shareable = self._shareable(step) if is_fusible else []
+        is_joining = is_fusible and step not in self._scattered
         joined = self._joinable(step, producers, shareable) if is_joining else None
         if loop.is_cat and self.graph.is_on_cpu:
             self.feeders[step] = dict(self._find_feeders(step))
         place = self.inlining.realized_at(step)
-        kernel = joined or Kernel(loop.elements, loop.reduction, is_loop=is_loop, runs_at=place)
+        kernel = joined or Kernel(
+            loop.elements,
+            loop.reduction,
+            is_loop=is_fusible or loop.is_put,
+            is_fusible=is_fusible,
+            runs_at=place,
+        )
         kernel.take(step, loop, place, producers, self._realized_count)
         for read in shareable:
             readers = self._latest_readers.get(read)

@@ -38,6 +38,7 @@ class Inlining:
         inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
         is_dear: For each pointwise step, whether computing it inside of its readers would be too much work.
         realized: For each step, whether its value is computed where it stands.
+        early_readers: For steps that are realized late, those before that compute them themselves.
         realized_readers: For each step, the realized ones that read its value, themselves or through inlined
             steps.
     """
@@ -67,6 +68,8 @@ class Inlining:
         self.realized = [kind is not Kind.VIEW for kind in self.kinds]  # of pointwise steps it is found out
         self.is_dear = [False] * len(binding.nodes)
         self._is_heavy = [False] * len(binding.nodes)  # if a transcendental function is computed, on a CPU
+        self.early_readers: dict[int, list[int]] = {}
+        self._realized_at = list(range(len(binding.nodes)))
         self._operations = Operations(graph, binding, self.bases)
         self._realize()
         self.realized_readers = self._find_realized_readers()
@@ -82,6 +85,7 @@ class Inlining:
         realized, inputs, is_heavy = self.realized, self.inputs_read, self._is_heavy
         bases, looked_at = self.bases, looked_at_by(self.graph, self.binding)
         for step, (kind, reads) in enumerate(zip(self.kinds, self.binding.reads, strict=True)):
+            first = self.binding.boundary if step >= self.binding.boundary else 0
             found: list[int] = []
             buffers: list[int] = []
             operations, heavy = 0, self.loops[step].is_expensive
@@ -92,7 +96,10 @@ class Inlining:
                 if inputs[read] and not realized[read]:
                     inputs[step] |= inputs[read]
                 base = bases[read]
-                if realized[base]:
+                is_late = realized[base] and base >= first and self._realized_at[base] > step
+                if is_late and bases[step] == step:
+                    self.early_readers.setdefault(base, []).append(step)
+                if realized[base] and not is_late:
                     found.append(base)
                     buffers.append(looked_at[read])
                     operations += 1
@@ -110,6 +117,8 @@ class Inlining:
                 is_heavy[step] = heavy and self.graph.is_on_cpu
                 self.is_dear[step] = self._costs_much(step, operations)
                 realized[step] = self._must_realize(step)
+                if realized[step]:
+                    self._realized_at[step] = self.realized_at(step)
 
     def _must_realize(self, step: int) -> bool:
         """Whether a pointwise value is computed where it stands, for its readers can't compute it."""
@@ -129,18 +138,22 @@ class Inlining:
         return self.kinds[step] is Kind.KERNEL or step in self._products
 
     def realized_at(self, step: int) -> int:
-        """Where a value is realized: where it stands, or where what alone reads it does so first.
+        """Where a value is realized: where it stands, or where a window or an external kernel first reads it.
 
-        This holds of windows and of external kernels.
+        The loops before that compute it themselves.
         """
         if self.kinds[step] is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
             return step
         loop, readers = self.loops[step], self.readers[step]
         if loop.is_window or loop.is_draw or loop.is_cat or not readers:
             return step
-        is_for_windows = len(readers) == 1 and self.loops[readers[0]].is_window
-        is_for_kernels = all(map(self.is_external, readers))
-        return readers[0] if is_for_windows or is_for_kernels else step
+        if len(readers) == 1 and self.loops[readers[0]].is_window:
+            return readers[0]
+        kernels = [each for each in readers if self.is_external(each) and not self.loops[each].is_put]
+        is_hinted = len(readers) > 1 and self._num_reads(step) > 1
+        if not kernels or (is_hinted and any(step in self.binding.reads[each] for each in kernels)):
+            return step
+        return kernels[0]
 
     def _needs_buffer(self, reader: int, step: int) -> bool:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
@@ -182,12 +195,14 @@ class Inlining:
 
     def _find_realized_readers(self) -> list[Sequence[int]]:
         """For each step, the realized ones that read its value, themselves or through inlined steps."""
-        realized = self.realized
+        realized, early = self.realized, self.early_readers
         every: list[Sequence[int]] = list(self.readers)  # these stand behind what they read
         for step in reversed(range(len(every))):
             readers = every[step]
-            if readers and not all(map(realized.__getitem__, readers)):
-                found = [[reader] if realized[reader] else every[reader] for reader in readers]
+            if early or not all(map(realized.__getitem__, readers)):
+                own = early.get(step, ())
+                through = ((reader, *early.get(reader, ())) for reader in readers if reader not in own)
+                found = [(each,) if realized[each] else every[each] for each in itertools.chain(*through)]
                 every[step] = list(dict.fromkeys(itertools.chain(*found)))
         return every
 

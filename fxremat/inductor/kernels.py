@@ -23,6 +23,7 @@ class Kernel:
         consumers: The kernels whose producer it is.
         newest: The latest step of all that must have run when it has: its own, its producers' and so on.
         is_loop: Whether it is no external kernel.
+        is_fusible: Whether it is a loop that others can become a part of.
         runs_at: The step at which it runs.
         ordinal: The number of its latest step, among those that are realized.
         rank: Its place among the kernels that run at one step, in the end among all.
@@ -35,13 +36,14 @@ class Kernel:
     consumers: list[Kernel] = field(default_factory=list)
     newest: int = -1
     is_loop: bool = True
+    is_fusible: bool = True
     runs_at: int = 0
     ordinal: int = 0
     rank: int = 0
 
     def admits(self, elements: int, reduction: Reduction | None) -> bool:
         """Whether a loop over so many elements can be fused into this kernel."""
-        if not self.is_loop or len(self.steps) >= MAX_KERNEL_NODES:
+        if not self.is_fusible or len(self.steps) >= MAX_KERNEL_NODES:
             return False
         if reduction is not None and self.reduction is not None:
             return reduction == self.reduction

@@ -1,8 +1,9 @@
 """Operations: how many a loop takes, which decides whether Inductor still computes it inside of its readers.
 
-An operator is one operation, and so is each buffer and each number that is read; what several operators of a
-loop read counts once, and views do nothing. Linear in steps and reads, but for loops that may be too long:
-these are gone through once more, since what they compute in two places counts once as well.
+An operator is one operation, or a few where it chooses what to read, and so is each buffer and each number
+that is read; what several operators of a loop read at the same place counts once, and views do nothing.
+Linear in steps and reads, but for loops that may be too long: these are gone through once more, since what
+they compute in two places counts once as well, unless they compute other parts of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Sequence
 from fxremat._torch import compilers
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.facts import facts
+
+Place = tuple[int, ...]  # the nodes through which a value is read that show parts of it, or move them
 
 MOST = 100  # Inductor's own limit for loops that read no two buffers
 
@@ -31,6 +35,7 @@ class Operations:
         self._graph = graph
         self._binding = binding
         self._bases = bases
+        self._viewed = facts(graph).viewed_places
 
     def take(self, step: int, read: int, realized: Sequence[bool]) -> int:
         """The operations of a step.
@@ -46,21 +51,39 @@ class Operations:
         return self.counts[step]
 
     def _counted(self, step: int, realized: Sequence[bool]) -> int:
-        """The operations of a step, what is computed in two places once."""
-        stack, seen = [step], {step}
-        found: set[object] = set()  # buffers as numbers, inputs as negative ones, numbers as texts
+        """The operations of a step, what is computed in two places once; no more than are too many."""
+        stack: list[tuple[int, Place]] = [(step, ())]
+        seen = set(stack)
+        found: set[object] = set()  # what is read of buffers (numbers), inputs (negative ones), and texts
         count = 0
-        while stack:
-            each = stack.pop()
+        while stack and count + len(found) <= MOST:
+            each, place = stack.pop()
             position = self._binding.nodes[each]
             loop, operands = self._graph.loops[position], self._graph.nodes[position].operands
             count += loop.operations
             found.update(loop.numbers)
+            inside = (*place, position) if loop.is_moving else place
             for operand, read in zip(operands, self._binding.reads[each], strict=True):
-                base = ~operand if read is None else self._bases[read]
-                if read is None or realized[base]:
-                    found.add(base)
-                elif base not in seen:
-                    seen.add(base)
-                    stack.append(base)
+                if read is None:
+                    found.add((~operand, inside))
+                    continue
+                base, at = self._bases[read], inside + self._picked(read)
+                if realized[base]:
+                    found.add((base, at))
+                elif (base, at) not in seen:
+                    seen.add((base, at))
+                    stack.append((base, at))
         return count + len(found)
+
+    def _picked(self, step: int) -> Place:
+        """The views up to a step that show parts of what they look at, the last one first."""
+        found: list[int] = []
+        while self._bases[step] != step:
+            position = self._binding.nodes[step]
+            source = self._binding.reads[step][self._viewed[position] or 0]
+            if source is None:
+                break
+            if self._graph.loops[position].elements < self._graph.loops[self._binding.nodes[source]].elements:
+                found.append(position)
+            step = source
+        return tuple(found)

@@ -67,8 +67,10 @@ def _read_until(
     """
     kinds, readers, kernels = grouping.inlining.kinds, grouping.inlining.readers, grouping.kernels
     found = list(runs_at)
+    early = grouping.inlining.early_readers
     for step in range(len(found) - 1, -1, -1):
         if kernels[step] is not None:
+            found[step] = max((found[step], *(found[each] for each in early.get(step, ()))))
             continue
         if kinds[step] is Kind.VIEW:
             found[step] = step

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import LOOPS
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule, operator_of
 from fxremat.memory.lowering import Copies
@@ -423,7 +422,7 @@ class _Condenser:
         return tuple(found)
 
     def _is_loop(self, node: int) -> bool:
-        return self.graph.loops[node].kind in LOOPS
+        return self.graph.loops[node].is_generated
 
     def _inlined_seconds(self, inlined: Sequence[int]) -> float:
         """What inlined nodes add to their reader: arithmetic, and reads of what they read."""

@@ -133,7 +133,23 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
         (aten.sum.dim_IntList, (X, [1]), Loop(Kind.REDUCTION, 24, Reduction(24, 4, is_inner=True))),
         (aten.sum.dim_IntList, (X, [0]), Loop(Kind.REDUCTION, 24, Reduction(24, 6, is_inner=False))),
         (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16, is_product=True)),
-        (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True)),
+        (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True, is_moving=True, operations=12)),
+        (aten.slice_scatter.default, (X, X), Loop(Kind.POINTWISE, 24, is_moving=True, operations=2)),
+        (
+            aten.slice_scatter.default,
+            (X, X[1:3], 0, 1, 3),
+            Loop(Kind.POINTWISE, 24, is_moving=True, operations=8),
+        ),
+        (
+            aten.select_scatter.default,
+            (X, X[0], 0, 0),
+            Loop(Kind.POINTWISE, 24, is_moving=True, operations=4),
+        ),
+        (
+            aten.constant_pad_nd.default,
+            (X, [1, 0, 2, 2]),
+            Loop(Kind.POINTWISE, 56, is_moving=True, operations=12),
+        ),
         (aten.t.default, (X,), Loop(Kind.VIEW, 24, operations=0)),
     ],
     ids=str,
@@ -141,6 +157,18 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
 def test_loops(target: Any, args: tuple[Any, ...], expected: Loop) -> None:
     """A loop runs over what it writes, a reduction over what it reads."""
     assert loops.loop(node(target, *args)) == expected
+
+
+def test_batched_products_with_a_vector_are_loops_on_a_cpu() -> None:
+    """They reduce the innermost dimension if the second factor is the vector."""
+    matrices, column, row = torch.ones(2, 3, 4), torch.ones(2, 4, 1), torch.ones(2, 1, 3)
+    inner = loops.loop(node(aten.bmm.default, matrices, column))
+    assert (inner.kind, inner.reduction) == (Kind.REDUCTION, Reduction(24, 6, is_inner=True))
+    outer = loops.loop(node(aten.bmm.default, row, matrices))
+    assert (outer.kind, outer.reduction) == (Kind.REDUCTION, Reduction(24, 8, is_inner=False))
+    assert loops.kind(node(aten.bmm.default, matrices, matrices.mT)) is Kind.KERNEL
+    elsewhere = (matrices.to("meta"), column.to("meta"))
+    assert loops.kind(node(aten.bmm.default, *elsewhere)) is Kind.KERNEL
 
 
 def test_images_lie_channels_first_or_last() -> None:

@@ -223,6 +223,25 @@ def test_what_takes_many_operations_is_stored(rounds: int, place: Callable[[Join
     assert is_stored == (2 * rounds + 4 > compilers.max_operations(graph.is_on_cpu))
 
 
+@pytest.mark.parametrize(("first", "is_stored"), [(0, False), (3, True)])
+def test_other_parts_of_a_value_are_other_operations(first: int, is_stored: bool) -> None:
+    """What is computed in two places of a loop counts once; twice where these are other parts of it."""
+    rounds = compilers.max_operations(on_cpu=True) // 3
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        for _ in range(rounds):
+            a = torch.abs(a) + w
+        both = torch.abs(a[:3] + a[first : first + 3])
+        return torch.mm(both * both.sum(), x)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    total = graph.names.index(f"add_{rounds}")
+    assert not inlining.realized[graph.names.index(f"add_{rounds - 1}")]
+    assert (inlining._operations.counts[total] > compilers.max_operations(on_cpu=True)) == is_stored
+
+
 def test_what_products_alone_read_is_computed_for_the_first() -> None:
     """Not where it stands, before another product."""
 
@@ -234,6 +253,23 @@ def test_what_products_alone_read_is_computed_for_the_first() -> None:
     graph = on_cuda(fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6)))
     lowering, step = lowered(graph)
     assert step["abs_1"] < step["mm"] and lowering.runs_at[step["abs_1"]] == step["mm_1"]
+
+
+def test_loops_before_the_product_that_a_value_is_realized_for_compute_it_themselves() -> None:
+    """The product reads it through a view, so that nobody knows of it when the sum is made."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        b = torch.abs(a) * 2
+        total = torch.mm(b.sum(0, keepdim=True), w)
+        return torch.mm(b.view(12, 3), total.view(3, 2)).sum() + b.sum()
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    at = graph.names.index
+    assert inlining.early_readers[at("mul")] == [at("sum_1")]
+    assert inlining.leaves[at("sum_1")] == (at("mm"),)
+    assert inlining.realized_at(at("mul")) == at("mm_2")
 
 
 def test_kernels_are_put_where_their_first_buffer_stands() -> None:
@@ -261,6 +297,20 @@ def test_loops_of_a_call_run_together() -> None:
     lowering, step = lowered(graph)
     assert lowering.runs_at[step["tanh"]] == lowering.runs_at[step["tanh_1"]] == step["tanh_1"]
     assert lowering.read_until[step["tanh"]] == step["tanh_1"]
+
+
+def test_a_loop_that_puts_runs_with_those_around_it() -> None:
+    """It is fused with none, and none with it; but they are one call on a CPU."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(6) % 4
+        a = torch.sigmoid(torch.mm(x, w))
+        put = torch.zeros(4, 6).index_put((places,), a * 2, accumulate=True)
+        return torch.mm(torch.tanh(put), torch.mm(w, a))
+
+    lowering, step = lowered(captured(function, (6, 6), (6, 6)))
+    assert lowering.runs_at[step["sigmoid"]] == lowering.runs_at[step["index_put"]]
+    assert lowering.materialised[step["index_put"]]
 
 
 # --- Concatenations ---------------------------------------------------------------------------------------
