@@ -149,13 +149,16 @@ class _Placement:
 
     def place(self, node: int) -> None:
         """Append the last copy of a node behind those of its ancestors that are missing."""
-        missing: set[int] = set()
-        stack = [operator_of(self.graph, node) * self.levels + self.counts[node]]
+        last = operator_of(self.graph, node) * self.levels + self.counts[node]
+        if last in self.placed:
+            return
+        missing = {last}
+        stack = self._missing_operands(last)
         while stack:
             copy = stack.pop()
-            if copy not in self.placed and copy not in missing:
+            if copy not in missing:
                 missing.add(copy)
-                self._push_operands(copy, stack)
+                stack += self._missing_operands(copy)
         for copy in sorted(missing):
             self._append(copy)
 
@@ -170,11 +173,12 @@ class _Placement:
             if position == len(nodes) or nodes[position].leader is None:
                 return
 
-    def _push_operands(self, copy: int, stack: list[int]) -> None:
-        """Put the copies that a copy reads on the stack, each by the operator that it is placed with."""
+    def _missing_operands(self, copy: int) -> list[int]:
+        """The copies that a copy reads and are not placed, each by the operator that it is placed with."""
         nodes, counts = self.graph.nodes, self.counts
         position, level = divmod(copy, self.levels)
         is_last = position >= self.graph.boundary
+        found = []
         for operand in nodes[position].operands:
             if operand < self.graph.num_inputs:
                 continue
@@ -183,4 +187,7 @@ class _Placement:
                 count = level
             if nodes[operand].leader is not None:
                 operand = operator_of(self.graph, operand)
-            stack.append(operand * self.levels + count)
+            read = operand * self.levels + count
+            if read not in self.placed:
+                found.append(read)
+        return found

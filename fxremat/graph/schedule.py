@@ -25,6 +25,8 @@ from fxremat.errors import InvalidOptionError, ScheduleError, shown
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.nodes import Phase, boundary_of
 
+NEVER = -1  # in the place of the latest step of a node that has not run
+
 
 class Schedule(tuple[str, ...]):
     """An execution order; a plain tuple of names with a few questions answered."""
@@ -86,28 +88,23 @@ def bind(graph: JointGraph, schedule: Sequence[str]) -> Binding:
 def bind_nodes(graph: JointGraph, nodes: Sequence[int]) -> Binding:
     """Resolve a schedule of nodes by index."""
     operands = [node.operands for node in graph.nodes]
-    latest: list[int | None] = [None] * len(operands)
+    latest: list[int | None] = [None] * graph.num_inputs
+    latest += [NEVER] * (len(operands) - graph.num_inputs)
     latest_of = latest.__getitem__
     reads: list[tuple[int | None, ...]] = []
     mirrors: list[bool] = []
     for step, position in enumerate(nodes):
         read = tuple(map(latest_of, operands[position]))
-        if None in read:
-            _check_inputs(graph, step, position, read)
+        if NEVER in read:
+            missing = graph.nodes[operands[position][read.index(NEVER)]].name
+            problem = f"it reads {missing!r}, which has not run yet"
+            raise ScheduleError(graph.nodes[position].name, step, problem)
         reads.append(read)
-        mirrors.append(latest[position] is not None)
+        mirrors.append(latest[position] != NEVER)
         latest[position] = step
     boundary = boundary_of([graph.nodes[position] for position in nodes], mirrors)
     outputs = _outputs(graph, nodes, boundary, latest)
     return Binding(tuple(nodes), tuple(reads), boundary, outputs, tuple(mirrors))
-
-
-def _check_inputs(graph: JointGraph, step: int, position: int, read: Sequence[int | None]) -> None:
-    node = graph.nodes[position]
-    for operand, source in zip(node.operands, read, strict=True):
-        if source is None and operand >= graph.num_inputs:
-            missing = graph.nodes[operand].name
-            raise ScheduleError(node.name, step, f"it reads {missing!r}, which has not run yet")
 
 
 def _outputs(
@@ -123,7 +120,7 @@ def _outputs(
                 break
     steps = [in_forward.get(node) for node in graph.forward_outputs if node is not None]
     steps += [latest[node] for node in graph.backward_outputs if node is not None]
-    return tuple(dict.fromkeys(step for step in steps if step is not None))
+    return tuple(dict.fromkeys(step for step in steps if step is not None and step != NEVER))
 
 
 def validate(graph: JointGraph, schedule: Sequence[str]) -> Binding:
@@ -185,11 +182,11 @@ def bind_needed(graph: JointGraph, schedule: Sequence[str]) -> Binding:
 def pruned(graph: JointGraph, binding: Binding) -> Binding:
     """A resolved schedule without the steps that nobody reads."""
     live = [False] * len(binding.nodes)
+    ordered = {index for index, node in enumerate(graph.nodes) if node.ordered}
     for step in binding.outputs:
         live[step] = True
     for step in reversed(range(len(binding.nodes))):
-        is_ordered = graph.nodes[binding.nodes[step]].ordered and not binding.is_mirror[step]
-        if not live[step] and not is_ordered:
+        if not live[step] and (binding.nodes[step] not in ordered or binding.is_mirror[step]):
             continue
         live[step] = True
         for read in binding.reads[step]:

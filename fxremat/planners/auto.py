@@ -14,9 +14,9 @@ The best of each budget is measured exactly, and where a compiler fuses kernels,
 whole model (``search/refine.py``). The frontier of all measured points does not depend on any budget, hence a
 smaller budget never gives a higher peak; the gap in which a budget lies is then filled, alike for all budgets
 in it. The plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so
-that none of theirs is better; of a large graph only those that seem lowest are, and those of ``min_cut`` and
-``revolve`` are left out, which take long. Graphs of few operators have the plans of ``exact``. Work is
-bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
+that none of theirs is better; of a large graph they are starts alone, without those of ``min_cut`` and
+``revolve``, which take long. Graphs of few operators have the plans of ``exact``. Work is bounded in steps,
+not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REFINED, REFINED_NODES = (
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 STEPS_OF_REVOLVE = 30_000  # of its plans together, which are starts
-MOST_SEEMING = 4  # of these, or of a large graph's recipes: how many are weighed, those that seem lowest
+MOST_SEEMING = 4  # of these: how many are weighed, those that seem lowest
 
 
 @collector_paused()
@@ -59,7 +59,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     variants = variants[: max(1, tries // ENOUGH_TRIES)]
     has_time = tries >= ENOUGH_TRIES
     recipes = _recipes(problem) if has_time else ()
-    known = {each.schedule: each.planner for each in recipes} if has_time else _schedules(problem)
+    known = [each.schedule for each in recipes] if has_time else _schedules(problem)
     schedules: dict[Schedule, None] = {}
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for inlined, joins_calls in variants:
@@ -73,9 +73,9 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         found.append(problem.identity("auto"))
     if has_time:
         found += recipes
-        known = dict.fromkeys(revolve.schedules(problem, STEPS_OF_REVOLVE), "revolve")
-    lowest = sorted(known, key=lambda each: peak_bytes(condensed, followed(condensed, each)))
-    found += [problem.evaluate(each, known[each]) for each in lowest[:MOST_SEEMING]]
+        others = revolve.schedules(problem, STEPS_OF_REVOLVE)
+        lowest = sorted(others, key=lambda each: peak_bytes(condensed, followed(condensed, each)))
+        found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_SEEMING]]
     found += [default, *_proved(problem, len(condensed.operators))]
     if problem.model.on(graph).fuses and problem.budgets != ():  # else the condensed graph has said all
         part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
@@ -91,13 +91,12 @@ def _recipes(problem: Problem) -> tuple[Solution, ...]:
     return tuple(itertools.chain.from_iterable(each.plan(problem) for each in recipes))
 
 
-def _schedules(problem: Problem) -> dict[Schedule, str]:
-    """The plans of the same but for ``min_cut``'s, and their planners, but not what they take."""
-    counts = [("keep_all", {}), ("drop_cheap", drop_cheap.mirror_counts(problem))]
-    counts += (("sublinear", each) for each in sublinear.mirror_counts(problem.graph))
-    for cuts_per_part in recursive.CUTS_PER_PART:
-        counts += (("recursive", each) for each in recursive.mirror_counts(problem.graph, cuts_per_part))
-    return {expand(problem.graph, each): planner for planner, each in counts}
+def _schedules(problem: Problem) -> list[Schedule]:
+    """The plans of the same but for ``min_cut``'s, and not what they take."""
+    graph = problem.graph
+    counts = [{}, drop_cheap.mirror_counts(problem), *sublinear.mirror_counts(graph)]
+    counts += (each for cuts in recursive.CUTS_PER_PART for each in recursive.mirror_counts(graph, cuts))
+    return [expand(graph, each) for each in counts]
 
 
 def _tries(problem: Problem, nodes: int) -> int:

@@ -52,7 +52,8 @@ class Row:
         self.everything = max(1, peak_bytes(condensed, own))
         self.orders = tuple(dict.fromkeys((own, memory_order(condensed))))
         self.tables = tables.solve(condensed)
-        self.known = [*tables.spread(self.tables), *map(self._plan, starts)]
+        self.starts = [self._plan(each) for each in starts]
+        self.known = [*tables.spread(self.tables), *self.starts]
         fewest = MIN_BUDGETS if tries else LEAST_BUDGETS
         self.budget_count = max(fewest, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
@@ -78,6 +79,7 @@ class Row:
             found += (self._plan(each.operators) for each in self.known)
         else:
             worth = pareto(self.known)[-MOST_IMPROVED:]
+            found += self.starts
             found += (self._improved(each.operators, each.peak_bytes) for each in worth)
         return dict.fromkeys(each.operators for each in pareto(found))
 
@@ -90,20 +92,15 @@ class Row:
         return sorted({least, *(round(least * ratio**step) for step in range(1, count + 1))})
 
     def _least_budget(self) -> int:
-        """The least budget that ``evict`` can serve, or one that a plan is known for.
+        """The least budget that ``evict`` can serve; with little time the least that a plan is known for.
 
-        Runs that fail are the longest, and seldom is ``evict`` content with less than what is known. With
-        little time it is therefore asked for a bit less first, and with noise not at all.
+        Runs that fail are the longest, and seldom is ``evict`` content with less than what is known.
         """
-        low, high = min(map(self._least_need, self.orders)), self.everything
         if not self.has_time:
-            high = min([high, *(each.peak_bytes for each in self.known)])
-            less = int(high / PRECISION)
-            if not self._serves(less):
-                return high
-            high = less
+            return min([self.everything, *(each.peak_bytes for each in self.known)])
+        low, high = min(map(self._least_need, self.orders)), self.everything
         high = self._least_served(low, high, is_noisy=False)
-        return self._least_served(low, high, is_noisy=True) if self.has_time else high
+        return self._least_served(low, high, is_noisy=True)
 
     def _least_served(self, low: int, high: int, is_noisy: bool) -> int:
         """The least budget between two that ``evict`` can serve; the higher one if it serves none below."""
