@@ -8,7 +8,8 @@ stays. What the code has shown (``inductor/learning.py``) is known to each plan 
 preferred without a budget is first compiled as it would be without one, in Inductor's own order.
 
 A budget in bytes that no plan is predicted to fit, or whose plans' code does not, is served like ``"min"``,
-from the beginning: so it is refused only where ``"min"`` takes more, and what the error says works.
+from the beginning: so it is refused only where ``"min"`` takes more, and what the error says works. Where the
+least leaves much of it, one plan between is tried.
 """
 
 from __future__ import annotations
@@ -222,6 +223,7 @@ class Correction:
     def _look_lower(self, choice: Choice, peak_bytes: int, is_higher: bool) -> None:
         """Look for a plan whose code holds less, if this one's holds more than was predicted."""
         if self._short_bytes is not None and peak_bytes <= self._short_bytes:
+            self._go_halfway(choice, peak_bytes, self._short_bytes)
             return
         is_as_usual, is_first = self.is_as_usual, self._lowest is None
         if self._lowest is None or peak_bytes < self._lowest[0]:
@@ -240,6 +242,18 @@ class Correction:
         if lowest.solution.schedule != choice.solution.schedule or was_as_usual != is_as_usual:
             self._may_be_as_usual = was_as_usual
             self._start_over(lowest)
+
+    def _go_halfway(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
+        """Try a plan that is higher by half of what the least leaves of a budget that others exceed."""
+        left = budget_bytes - peak_bytes
+        if left <= LEFT * budget_bytes or self.count == self._most:
+            return
+        taught = self._learn(choice)
+        found = self._found(taught, taught.solution.peak_bytes + left // 2)
+        if found.solution.seconds < (1 - GAIN) * choice.solution.seconds:
+            self._short_bytes = None
+            self._proven = choice
+            self._start_over(found)
 
     def _lowest_taught(self, choice: Choice) -> Choice:
         """The lowest plan by what the code has shown, new or known before; itself where that is nothing."""

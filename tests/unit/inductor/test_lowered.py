@@ -23,11 +23,13 @@ import fxremat
 from fxremat._torch import compilers
 from fxremat._torch.lowered import GeneratedCode, gradients_keep_layouts
 from fxremat.driver import compilation, pipeline
-from fxremat.driver.pipeline import planned
+from fxremat.driver.correction import Correction
+from fxremat.driver.pipeline import Choice, planned
 from fxremat.graph.schedule import bind
 from fxremat.inductor.generated import CodeMemory, Handed, handed, read
 from fxremat.measure import measure_peak
 from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
+from fxremat.predict.problem import Problem
 
 # How far predictions may be off where that is more than 3 %: without a budget dead buffers are held, and what
 # the gradient of a convolution reads may be copied.
@@ -562,6 +564,37 @@ def test_a_faster_plan_whose_code_is_too_much_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(compilation, "read", scaled(0.8, 0.8, 1.5))
     report, _ = trained("tanh_mlp", budget=0.7)
     assert report.solution.schedule == plain.solution.schedule
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+@pytest.mark.parametrize("is_within", [True, False])
+def test_between_the_least_and_what_was_too_much(monkeypatch: pytest.MonkeyPatch, is_within: bool) -> None:
+    """Where no plan keeps the budget but the least, which leaves much of it, one plan between is tried."""
+    least, _ = trained("gated_mlp", budget="min")
+    torch._dynamo.reset()
+    plain, _ = trained("gated_mlp", budget=0.9)
+    torch._dynamo.reset()
+    too_much = int(1.02 * (plain.budget_bytes or 0))
+    lowest, chosen = least.solution.schedule, []
+    choose = Correction.choose
+
+    def note(correction: Correction, problem: Problem) -> Choice:
+        choice = choose(correction, problem)
+        chosen.append(choice.solution.schedule)
+        return choice
+
+    def read_more(given: GeneratedCode, held: Handed) -> CodeMemory | None:
+        found = read(given, held)
+        is_low = chosen[-1] == lowest or (is_within and lowest in chosen)
+        return found if found is None or is_low else replace(found, peak_bytes=too_much)
+
+    monkeypatch.setattr(Correction, "choose", note)
+    monkeypatch.setattr(compilation, "read", read_more)
+    report, measured = trained("gated_mlp", budget=0.9)
+    assert report.budget_bytes is not None and measured <= report.budget_bytes
+    assert len(set(chosen)) > 2 and chosen.count(lowest) == (1 if is_within else 2)
+    assert (report.solution.schedule == lowest) == (not is_within)
+    assert report.solution.seconds <= least.solution.seconds
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
