@@ -70,7 +70,7 @@ class Grouping:
         joined = self._joinable(step, producers, shareable) if is_joining else None
         if loop.is_cat and self.graph.is_on_cpu:
             self.feeders[step] = dict(self._find_feeders(step))
-        place = self.inlining.realized_at(step)
+        place = self.inlining.realized_at[step]
         kernel = joined or Kernel(
             loop.elements,
             loop.reduction,

@@ -38,7 +38,9 @@ class Inlining:
         inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
         is_dear: For each pointwise step, whether computing it inside of its readers would be too much work.
         realized: For each step, whether its value is computed where it stands.
-        early_readers: For steps that are realized late, those before that compute them themselves.
+        realized_at: For each step that is realized, where: where it stands, or where a window or an external
+            kernel first reads it.
+        early_readers: For steps that are realized late, the loops before that, which compute them themselves.
         realized_readers: For each step, the realized ones that read its value, themselves or through inlined
             steps.
     """
@@ -69,7 +71,7 @@ class Inlining:
         self.is_dear = [False] * len(binding.nodes)
         self._is_heavy = [False] * len(binding.nodes)  # if a transcendental function is computed, on a CPU
         self.early_readers: dict[int, list[int]] = {}
-        self._realized_at = list(range(len(binding.nodes)))
+        self.realized_at = list(range(len(binding.nodes)))
         self._operations = Operations(graph, binding, self.bases)
         self._realize()
         self.realized_readers = self._find_realized_readers()
@@ -85,7 +87,6 @@ class Inlining:
         realized, inputs, is_heavy = self.realized, self.inputs_read, self._is_heavy
         bases, looked_at = self.bases, looked_at_by(self.graph, self.binding)
         for step, (kind, reads) in enumerate(zip(self.kinds, self.binding.reads, strict=True)):
-            first = self.binding.boundary if step >= self.binding.boundary else 0
             found: list[int] = []
             buffers: list[int] = []
             operations, heavy = 0, self.loops[step].is_expensive
@@ -96,9 +97,10 @@ class Inlining:
                 if inputs[read] and not realized[read]:
                     inputs[step] |= inputs[read]
                 base = bases[read]
-                is_late = realized[base] and base >= first and self._realized_at[base] > step
+                is_late = self.realized_at[base] > step
                 if is_late and bases[step] == step:
                     self.early_readers.setdefault(base, []).append(step)
+                    inputs[step] |= inputs[base]
                 if realized[base] and not is_late:
                     found.append(base)
                     buffers.append(looked_at[read])
@@ -118,7 +120,7 @@ class Inlining:
                 self.is_dear[step] = self._costs_much(step, operations)
                 realized[step] = self._must_realize(step)
                 if realized[step]:
-                    self._realized_at[step] = self.realized_at(step)
+                    self.realized_at[step] = self._place(step)
 
     def _must_realize(self, step: int) -> bool:
         """Whether a pointwise value is computed where it stands, for its readers can't compute it."""
@@ -137,12 +139,9 @@ class Inlining:
         """Whether what a step reads is read by an external kernel: its own, or that of its sum."""
         return self.kinds[step] is Kind.KERNEL or step in self._products
 
-    def realized_at(self, step: int) -> int:
-        """Where a value is realized: where it stands, or where a window or an external kernel first reads it.
-
-        The loops before that compute it themselves.
-        """
-        if self.kinds[step] is not Kind.POINTWISE or self.pinned[step] or self.is_dear[step]:
+    def _place(self, step: int) -> int:
+        """Where a pointwise value is realized."""
+        if self.pinned[step] or self.is_dear[step]:
             return step
         loop, readers = self.loops[step], self.readers[step]
         if loop.is_window or loop.is_draw or loop.is_cat or not readers:

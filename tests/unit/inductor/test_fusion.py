@@ -159,7 +159,7 @@ def test_what_windows_alone_read_is_computed_there() -> None:
         )
         inlining = Inlining(graph, binding)
         pool = graph.names.index("avg_pool2d")
-        assert (inlining.realized_at(step) == pool) == is_alone
+        assert (inlining.realized_at[step] == pool) == is_alone
 
 
 def test_paths_between_kernels_are_found() -> None:
@@ -269,7 +269,7 @@ def test_loops_before_the_product_that_a_value_is_realized_for_compute_it_themse
     at = graph.names.index
     assert inlining.early_readers[at("mul")] == [at("sum_1")]
     assert inlining.leaves[at("sum_1")] == (at("mm"),)
-    assert inlining.realized_at(at("mul")) == at("mm_2")
+    assert inlining.realized_at[at("mul")] == at("mm_2")
 
 
 def test_kernels_are_put_where_their_first_buffer_stands() -> None:
