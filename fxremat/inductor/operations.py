@@ -54,7 +54,7 @@ class Operations:
         """The operations of a step, what is computed in two places once; no more than are too many."""
         stack: list[tuple[int, Place]] = [(step, ())]
         seen = set(stack)
-        found: set[object] = set()  # what is read of buffers (numbers), inputs (negative ones), and texts
+        found: set[object] = set()  # buffers as numbers, inputs as negative ones, each with its place; texts
         count = 0
         while stack and count + len(found) <= MOST:
             each, place = stack.pop()

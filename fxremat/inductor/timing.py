@@ -70,7 +70,8 @@ def _read_until(
     early = grouping.inlining.early_readers
     for step in range(len(found) - 1, -1, -1):
         if kernels[step] is not None:
-            found[step] = max((found[step], *(found[each] for each in early.get(step, ()))))
+            if step in early:
+                found[step] = max(found[step], *(found[each] for each in early[step]))
             continue
         if kinds[step] is Kind.VIEW:
             found[step] = step

@@ -14,9 +14,9 @@ The best of each budget is measured exactly, and where a compiler fuses kernels,
 whole model (``search/refine.py``). The frontier of all measured points does not depend on any budget, hence a
 smaller budget never gives a higher peak; the gap in which a budget lies is then filled, alike for all budgets
 in it. The plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so
-that none of theirs is better; of a large graph they are starts alone, without those of ``min_cut`` and
-``revolve``, which take long. Graphs of few operators have the plans of ``exact``. Work is bounded in steps,
-not in seconds, so the same graph gives the same plan everywhere.
+that none of theirs is better; of a large graph those are that nothing beats in the condensed graph, and those
+of ``min_cut`` and ``revolve`` are left out, which take long. Graphs of few operators have the plans of
+``exact``. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
