@@ -47,7 +47,7 @@ from fxremat.proof.bounds import Bounds
 from fxremat.report.report import Made, Report, make_report
 from fxremat.search.baseline import baseline_plan
 
-SECONDS_WITHOUT_BUDGET = 0.3  # that ``auto`` searches where the default plan, or nearly that, is wanted
+SECONDS_WITHOUT_BUDGET = 0.1  # that ``auto`` searches where the default plan, or nearly that, is wanted
 
 _RETURNED = "mirror counts by node name, a schedule (names of nodes in order), a Solution, or several"
 

@@ -187,9 +187,10 @@ def loop(node: fx.Node) -> Loop:
         read = max(map(_elements, node.all_input_nodes), default=elements)
         return Loop(Kind.REDUCTION, read, Reduction(read, elements, _reduces_innermost(node)))
     operator = packet(node)
+    is_put = operator in _PUTS and _adds_atomically(node)
     return Loop(
         lowered,
-        elements,
+        _elements(argument(node, "values")) if is_put else elements,
         is_expensive=operator in _DEAR,
         is_window=operator in _WINDOWS,
         is_product=operator is aten.mm,
@@ -197,7 +198,7 @@ def loop(node: fx.Node) -> Loop:
         is_cat=operator is aten.cat,
         is_draw=operator is prims.inductor_random,
         is_scatter=operator is aten.scatter_add,
-        is_put=operator in _PUTS and _adds_atomically(node),
+        is_put=is_put,
         is_moving=operator in _MOVING,
         operations=0 if lowered is Kind.VIEW else _operations(node),
         numbers=tuple(dict.fromkeys(_numbers(node))),

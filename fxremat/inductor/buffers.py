@@ -120,7 +120,8 @@ class Buffers:
         for step, kernel in enumerate(self.kernels):
             if kernel is None or not kernel.is_fusible or not is_stored[step]:
                 continue
-            if is_in_slices(self.graph, self.binding.nodes[step]):
+            is_made_before = self.inlining.loops[step].is_put  # the copy that it writes to
+            if is_made_before or is_in_slices(self.graph, self.binding.nodes[step]):
                 continue
             size = self.graph.node_bytes(self.binding.nodes[step])
             for leaf in self.inlining.leaves[step] if size else ():

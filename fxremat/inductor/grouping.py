@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
@@ -57,13 +57,14 @@ class Grouping:
     def _kernel_of(self, step: int) -> Kernel:
         """The kernel that computes a realized step, which is a part of it from now on.
 
-        An external kernel is one of its own, and so is a loop that finds none to join: none that computes
-        what it reads, and no near one that reads the same. Later loops may then find this kernel through what
-        the step reads.
+        An external kernel is one of its own, and on a CPU a loop that writes to places which are computed.
+        So is a loop that finds none to join: none that computes what it reads, and no near one that reads the
+        same. Later loops may then find this kernel through what the step reads.
         """
         self._realized_count += 1
         loop = self.inlining.loops[step]
-        is_fusible = self.inlining.kinds[step] is not Kind.KERNEL
+        is_loop = self.inlining.kinds[step] is not Kind.KERNEL
+        is_fusible = is_loop or (loop.is_put and not self.graph.is_on_cpu)
         producers = self._producers(step)
         shareable = self._shareable(step) if is_fusible else []
         is_joining = is_fusible and step not in self._scattered
@@ -74,7 +75,7 @@ class Grouping:
         kernel = joined or Kernel(
             loop.elements,
             loop.reduction,
-            is_loop=is_fusible or loop.is_put,
+            is_loop=is_loop or loop.is_put,
             is_fusible=is_fusible,
             runs_at=place,
         )
@@ -101,11 +102,17 @@ class Grouping:
         """
         loop = self.inlining.loops[step]
         siblings = itertools.chain(*[self._latest_readers.get(read, ()) for read in shareable])
+        puts = self._puts_read(step)
         for kernel in dict.fromkeys((*producers, *siblings)):
             is_open = kernel.admits(loop.elements, loop.reduction) and self._is_open(kernel, step)
-            if is_open and not leads_to(kernel, producers):
+            if is_open and kernel not in puts and not leads_to(kernel, producers):
                 return kernel
         return None
+
+    def _puts_read(self, step: int) -> Collection[Kernel | None]:
+        """The kernels that write to places of what a step reads: it is complete when they have run."""
+        leaves, loops = self.inlining.leaves[step], self.inlining.loops
+        return [self.kernels[leaf] for leaf in leaves if loops[leaf].is_put]
 
     def _is_open(self, kernel: Kernel, step: int) -> bool:
         """Whether a kernel is near a loop, and of its segment, or of its stretch if neither recomputes."""

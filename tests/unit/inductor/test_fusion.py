@@ -300,7 +300,7 @@ def test_loops_of_a_call_run_together() -> None:
 
 
 def test_a_loop_that_puts_runs_with_those_around_it() -> None:
-    """It is fused with none, and none with it; but they are one call on a CPU."""
+    """On a CPU it is fused with none, and none with it; but they are one call."""
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         places = torch.arange(6) % 4
@@ -311,6 +311,27 @@ def test_a_loop_that_puts_runs_with_those_around_it() -> None:
     lowering, step = lowered(captured(function, (6, 6), (6, 6)))
     assert lowering.runs_at[step["sigmoid"]] == lowering.runs_at[step["index_put"]]
     assert lowering.materialised[step["index_put"]]
+
+
+@pytest.mark.parametrize("place", [lambda graph: graph, on_cuda])
+def test_a_loop_that_puts_joins_on_a_gpu_what_computes_its_values(
+    place: Callable[[JointGraph], JointGraph],
+) -> None:
+    """And runs with it, before the product between. What reads its result is computed behind it."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(6) % 4
+        a = torch.sigmoid(torch.mm(x, w))
+        b = torch.mm(w, x)
+        put = torch.zeros(6, 6).index_put((places,), a * 2, accumulate=True)
+        return torch.mm(torch.tanh(put), b)
+
+    graph = place(captured(function, (6, 6), (6, 6)))
+    lowering, step = lowered(graph)
+    is_with_values = lowering.runs_at[step["sigmoid"]] == lowering.runs_at[step["index_put"]]
+    assert is_with_values != graph.is_on_cpu
+    assert lowering.materialised[step["index_put"]]
+    assert lowering.runs_at[step["tanh"]] > lowering.runs_at[step["mm_1"]]
 
 
 # --- Concatenations ---------------------------------------------------------------------------------------
