@@ -26,7 +26,7 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    Parts of inlined values that they read are copied alone. Convolutions over sequences read copies of what
    does not lie in the order of its sizes; these count while the convolution runs, beside what is copied.
 
-On a CPU three more:
+On a CPU four more:
 
 6. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
    what they read is freed after it.
@@ -36,10 +36,13 @@ On a CPU three more:
 8. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
    all elements.
 
+9. *Ranges.* Loops over the same elements are fused where they run over the same ranges, or one inside of the
+   other: a loop that reads one mask for several heads, and one that reads none, do not (``nests.py``).
+
 A value of pooling may be computed again where it is read, and its gradient may be a scatter (``pooling.py``).
 
-This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, not loop indices. How far
-it is off is a tested figure (docs/limits). What code has shown of a value goes before the rules
+This is a model of Inductor's defaults, not Inductor: it sees operators and sizes, and little of loop indices.
+How far it is off is a tested figure (docs/limits). What code has shown of a value goes before the rules
 (``shown.py``). Linear in steps and reads.
 """
 

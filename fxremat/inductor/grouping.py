@@ -16,6 +16,7 @@ from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
+from fxremat.inductor.nests import may_share, nests
 from fxremat.inductor.pooling import scatters
 from fxremat.inductor.segments import Recomputation
 
@@ -51,6 +52,7 @@ class Grouping:
         self._scattered = frozenset(inlining.bases[view] for view in views)
         self._latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
         self._realized_count = 0
+        self._ranges = nests(graph, inlining) if graph.is_on_cpu else [None] * len(inlining.realized)
         for step, is_realized in enumerate(inlining.realized):
             self.kernels.append(self._kernel_of(step) if is_realized else None)
 
@@ -79,7 +81,7 @@ class Grouping:
             is_fusible=is_fusible,
             runs_at=place,
         )
-        kernel.take(step, loop, place, producers, self._realized_count)
+        kernel.take(step, loop, self._ranges[step], place, producers, self._realized_count)
         for read in shareable:
             readers = self._latest_readers.get(read)
             if readers is None:
@@ -104,10 +106,16 @@ class Grouping:
         siblings = itertools.chain(*[self._latest_readers.get(read, ()) for read in shareable])
         puts = self._puts_read(step)
         for kernel in dict.fromkeys((*producers, *siblings)):
-            is_open = kernel.admits(loop.elements, loop.reduction) and self._is_open(kernel, step)
-            if is_open and kernel not in puts and not leads_to(kernel, producers):
+            fits = kernel.admits(loop.elements, loop.reduction) and self._is_nested(kernel, step, producers)
+            is_open = fits and kernel not in puts and self._is_open(kernel, step)
+            if is_open and not leads_to(kernel, producers):
                 return kernel
         return None
+
+    def _is_nested(self, kernel: Kernel, step: int, producers: Sequence[Kernel]) -> bool:
+        """Whether the ranges of a loop are those of a kernel, or lie in them, as far as they are known."""
+        first, second = kernel.ranges, self._ranges[step]
+        return first is None or second is None or may_share(first, second, kernel in producers)
 
     def _puts_read(self, step: int) -> Collection[Kernel | None]:
         """The kernels that write to places of what a step reads: it is complete when they have run."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fxremat.graph.loops import Loop, Reduction
+from fxremat.inductor.nests import Ranges
 
 MAX_KERNEL_NODES = 64  # Inductor's default, config.max_fusion_size
 MAX_VISITED = 64  # kernels that the search for a path looks at before it takes one for found
@@ -18,6 +19,8 @@ class Kernel:
     Attributes:
         elements: The most elements that one of its loops runs over.
         reduction: The sizes of its reductions, which are all alike; None where it reduces nothing.
+        ranges: On a CPU the ranges of its loops, those of a reduction if it has one; None where they are not
+            known.
         steps: What it computes, in order.
         producers: The kernels that compute what it reads, each time that one of its steps reads of it.
         consumers: The kernels whose producer it is.
@@ -31,6 +34,7 @@ class Kernel:
 
     elements: int
     reduction: Reduction | None
+    ranges: Ranges | None = None
     steps: list[int] = field(default_factory=list)
     producers: list[Kernel] = field(default_factory=list)
     consumers: list[Kernel] = field(default_factory=list)
@@ -51,9 +55,19 @@ class Kernel:
             return reduction.fits(self.elements)
         return elements == self.elements if self.reduction is None else self.reduction.fits(elements)
 
-    def take(self, step: int, loop: Loop, place: int, producers: Iterable[Kernel], ordinal: int) -> None:
+    def take(
+        self,
+        step: int,
+        loop: Loop,
+        ranges: Ranges | None,
+        place: int,
+        producers: Iterable[Kernel],
+        ordinal: int,
+    ) -> None:
         """Compute a step, too, where it is realized or earlier."""
         self.runs_at = min(self.runs_at, place)
+        is_first = self.ranges is None or self.ranges.is_flat
+        self.ranges = ranges if ranges and (is_first or loop.reduction) else self.ranges
         self.reduction = self.reduction or loop.reduction
         self.elements = max(self.elements, loop.elements)
         self.steps.append(step)

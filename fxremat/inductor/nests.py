@@ -1,0 +1,344 @@
+"""Nests: over which ranges the loops of a CPU run, without which of them are one.
+
+Inductor merges the dimensions of a loop that all of its reads go through as if they were one: the sum of two
+images is one loop over all elements; times a number for each channel it is two, over points and channels.
+On a CPU loops are fused that have the same ranges, or one inside of the other; a mask that attention reads
+for each of several heads is enough to keep two loops over the same elements apart.
+
+A value's elements are counted in the order of its sizes, for images channels last where convolutions work
+so. What keeps two dimensions apart is then a number: how many elements lie inside of the outer one (its
+*block*). A value that is computed inside of its reader hands on its blocks, views and broadcasts translate
+them. None where the indices of a loop are not known; what is not known keeps nothing apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import fx
+
+from fxremat._torch import compilers, graphs
+from fxremat.graph import ops
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import LOOPS, Kind, Loop, Reduction
+from fxremat.graph.ops import aten, prims
+from fxremat.inductor.inlining import Inlining
+
+Blocks: TypeAlias = frozenset[int]
+NONE: Blocks = frozenset()
+
+_IMAGE = 4  # dimensions of an image, whose order is that of channels last where convolutions work so
+_CHANNELS_LAST = (0, 2, 3, 1)
+
+# Elementwise, though not tagged so.
+_COPYING = frozenset({aten._to_copy, aten.clone, aten.lift_fresh_copy, prims.convert_element_type})
+# They read no element of what they are given.
+_FILLING = frozenset(
+    {
+        aten.arange,
+        aten.empty_like,
+        aten.full,
+        aten.full_like,
+        aten.new_full,
+        aten.new_zeros,
+        aten.ones_like,
+        aten.scalar_tensor,
+        aten.zeros,
+        aten.zeros_like,
+        prims.inductor_lookup_seed,
+        prims.inductor_random,
+        prims.iota,
+    }
+)
+
+
+class Ranges(NamedTuple):
+    """The ranges of a loop.
+
+    Attributes:
+        kept: Sizes of its dimensions, the outermost first, but for those that it reduces.
+        reduced: Sizes of those.
+    """
+
+    kept: tuple[int, ...]
+    reduced: tuple[int, ...] = ()
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the loop goes through all elements as if they had one dimension."""
+        return len(self.kept) <= 1 and not self.reduced
+
+
+class _Access(NamedTuple):
+    """How a loop goes through an operand.
+
+    Attributes:
+        added: The blocks that come of it, whatever those of the operand are.
+        dims: For each dimension of the loop that goes through the operand: how far it goes there in a step,
+            its size, and its own block. None if the blocks of the operand are those of the loop.
+    """
+
+    added: Blocks
+    dims: tuple[tuple[int, int, int], ...] | None = None
+
+    def blocks(self, own: Blocks) -> Blocks:
+        """The loop's blocks, from those of the operand."""
+        if self.dims is None or not own:
+            return self.added | own if own else self.added
+        found = (
+            block * (each // step)
+            for each in own
+            for step, size, block in self.dims
+            if step <= each < step * size and each % step == 0
+        )
+        return self.added.union(found)
+
+
+SAME = _Access(NONE)
+
+
+class _Indices:
+    """How a loop, or a view, goes through what it reads.
+
+    Attributes:
+        accesses: How it goes through each of its operands; None where that is not known.
+        added: The blocks that come of it, whatever those of the operands are.
+        is_plain: Whether it goes through all of them element by element.
+    """
+
+    def __init__(self, accesses: Sequence[_Access | None]) -> None:
+        self.accesses = accesses
+        self.added = NONE.union(*(each.added for each in accesses if each is not None))
+        self.is_plain = all(each is SAME for each in accesses)
+        self._ranges: dict[Blocks, Ranges] = {}
+
+    def blocks(self, reads: Sequence[int | None], shown: Sequence[Blocks | None]) -> Blocks | None:
+        """Its blocks, from what its operands show; None if they are not known."""
+        found = self.added
+        for access, read in zip(self.accesses, reads, strict=True):
+            own = NONE if read is None else shown[read]
+            if own is None or access is None:
+                return None
+            if own:
+                found |= access.blocks(own)
+        return found
+
+    def ranges(self, loop: Loop, blocks: Blocks | None) -> Ranges | None:
+        """The ranges of a loop with these blocks."""
+        if blocks is None or loop.kind not in LOOPS:
+            return None
+        if blocks not in self._ranges:
+            inner = 1 if loop.reduction is None else loop.reduction.read // max(1, loop.reduction.written)
+            self._ranges[blocks] = Ranges(_sizes(loop.elements, inner, blocks), _sizes(inner, 1, blocks))
+        return self._ranges[blocks]
+
+
+def _sizes(outer: int, inner: int, blocks: Iterable[int]) -> tuple[int, ...]:
+    """The sizes of the dimensions from a block to one inside of it."""
+    edges = (outer, *sorted((each for each in blocks if inner < each < outer), reverse=True), inner)
+    return tuple(a // max(1, b) for a, b in itertools.pairwise(edges) if a > b)
+
+
+def may_share(first: Ranges, second: Ranges, reads: bool) -> bool:
+    """Whether a loop may run in the kernel of an earlier one.
+
+    What Inductor makes of a loop over all elements, which can be split as any other is, is left open: it may.
+
+    Args:
+        first: The earlier one's ranges.
+        second: The later one's.
+        reads: Whether the later loop reads what the kernel computes.
+
+    >>> rows, elements = Ranges((16, 8), (8,)), Ranges((16, 8, 8))
+    >>> may_share(rows, elements, True), may_share(rows, Ranges((128, 8)), True)
+    (True, False)
+    """
+    is_same = first == second or (not first.reduced and first.kept == second.kept + second.reduced)
+    if is_same or first.is_flat or second.is_flat:
+        return True
+    depth = min(len(first.kept), len(second.kept))
+    return reads and depth > 0 and first.kept[:depth] == second.kept[:depth]
+
+
+def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
+    """For each step of a graph on a CPU, the ranges of its loop; None where they are not known.
+
+    Args:
+        graph: The graph.
+        inlining: What is realized of a schedule of it.
+    """
+    indices, binding, kinds = _indices(graph), inlining.binding, inlining.kinds
+    found: list[Ranges | None] = []
+    shown: list[Blocks | None] = []  # of each step, as its readers see them
+    for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
+        own = indices[position]
+        if own is not None and own.is_plain and len(reads) == 1:  # most are
+            blocks = NONE if reads[0] is None else shown[reads[0]]
+        else:
+            blocks = None if own is None else own.blocks(reads, shown)
+        is_computed = inlining.realized[step] and kinds[step] is not Kind.VIEW
+        shown.append(NONE if is_computed else blocks)
+        found.append(own.ranges(graph.loops[position], blocks) if own and is_computed else None)
+    return found
+
+
+# -- what holds whatever the schedule is
+
+_known: weakref.WeakKeyDictionary[JointGraph, tuple[_Indices | None, ...]] = weakref.WeakKeyDictionary()
+
+
+def _indices(graph: JointGraph) -> tuple[_Indices | None, ...]:
+    """For each node, how it goes through what it reads; None if it is no loop and no view, or not known."""
+    found = _known.get(graph)
+    if found is None:
+        forward = graph.fx_nodes[: graph.boundary]
+        is_last = any(map(ops.is_convolution, forward)) and compilers.lays_out_channels_last(forward)
+        found = _known[graph] = tuple(_of_node(graph, place, is_last) for place in range(len(graph.nodes)))
+    return found
+
+
+def _of_node(graph: JointGraph, place: int, is_last: bool) -> _Indices | None:
+    node, loop = graph.fx_nodes[place], graph.loops[place]
+    operands = [graph.fx_nodes[each] for each in graph.nodes[place].operands]
+    if loop.kind is Kind.VIEW:
+        return _Indices(_of_view(node, operands, graph.shared_places[place], is_last))
+    accesses = _of_loop(loop, node, operands, is_last)
+    return None if accesses is None else _Indices(accesses)
+
+
+def _of_loop(
+    loop: Loop, node: fx.Node, operands: Sequence[fx.Node], is_last: bool
+) -> Sequence[_Access | None] | None:
+    """How a loop goes through its operands, if it is elementwise or reduces inner dimensions."""
+    operator, value = ops.packet(node), _tensor(node)
+    if operator in _FILLING:
+        return [SAME] * len(operands)
+    is_elementwise = operator in _COPYING or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    if loop.kind is Kind.REDUCTION and len(operands) == 1 and _is_inner(loop.reduction):
+        value = _tensor(operands[0])
+        is_elementwise = value is not None and not (is_last and value.dim() == _IMAGE)
+    if not is_elementwise or value is None:
+        return None
+    return [_broadcast(value, _tensor(each), is_last, each.op == "placeholder") for each in operands]
+
+
+def _is_inner(reduction: Reduction | None) -> bool:
+    return reduction is not None and reduction.is_inner
+
+
+def _of_view(
+    node: fx.Node, operands: Sequence[fx.Node], place: int | None, is_last: bool
+) -> Sequence[_Access | None]:
+    """How a view goes through what it looks at."""
+    accesses: list[_Access | None] = [SAME] * len(operands)
+    if place is not None and _tensor(node) is not None:
+        base = operands[place]
+        if ops.is_getitem(node):  # of several parts that an operator shows, or of its results
+            shown = ops.viewed_operand(base)
+            base = node if shown is None else shown
+        accesses[place] = _looked_at(_tensor(node), _tensor(base), is_last)
+    return accesses
+
+
+def _broadcast(
+    value: torch.Tensor, operand: torch.Tensor | None, is_last: bool, is_given: bool
+) -> _Access | None:
+    """How an elementwise loop goes through an operand.
+
+    Args:
+        value: What the loop computes, or reduces.
+        operand: The operand.
+        is_last: Whether images lie channels last.
+        is_given: Whether it is an input of the graph, which lies as it was traced.
+    """
+    if operand is None or operand.dim() > value.dim():
+        return None
+    missing = value.dim() - operand.dim()
+    order = _order(value, is_last)
+    sizes = [_hints(value.shape)[at] for at in order]
+    own = [([1] * missing + _hints(operand.shape))[at] for at in order]
+    if is_given and not (operand.is_contiguous() and order == range(value.dim())):
+        return None
+    if own == sizes:
+        return SAME
+    if any(each not in (1, size) for each, size in zip(own, sizes, strict=True)):
+        return None
+    return _through(sizes, [0 if each == 1 else step for each, step in zip(own, _steps(own), strict=True)])
+
+
+def _looked_at(view: torch.Tensor | None, base: torch.Tensor | None, is_last: bool) -> _Access | None:
+    """How a view goes through what it looks at."""
+    if view is None or base is None:
+        return None
+    if _laid_out(view) == _laid_out(base):
+        return SAME
+    if is_last and _IMAGE in (view.dim(), base.dim()):
+        return _looked_at_image(view, base)
+    steps = [_step(stride, base) for stride in _hints(view.stride(), 0)]
+    known = [step for step in steps if step is not None]
+    return _through(_hints(view.shape), known) if len(known) == len(steps) else None
+
+
+def _laid_out(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Sizes and strides of the dimensions that have several places."""
+    each = zip(_hints(tensor.shape), _hints(tensor.stride(), 0), strict=True)
+    return [(size, stride) for size, stride in each if size != 1]
+
+
+def _looked_at_image(view: torch.Tensor, base: torch.Tensor) -> _Access | None:
+    """How a view goes through an image that lies channels last: a part of it, or one that is expanded."""
+    if view.dim() != base.dim():
+        return None
+    sizes = [_hints(view.shape)[at] for at in _CHANNELS_LAST]
+    whole = [_hints(base.shape)[at] for at in _CHANNELS_LAST]
+    is_expanded = all(each in (1, size) for each, size in zip(whole, sizes, strict=True))
+    if not is_expanded and view.stride() != base.stride():
+        return None
+    steps = zip(whole, sizes, _steps(whole), strict=True)
+    return _through(sizes, [0 if each == 1 and size > 1 else step for each, size, step in steps])
+
+
+def _step(stride: int, base: torch.Tensor) -> int | None:
+    """How many elements of a value, in the order of its sizes, lie between two that lie so far apart."""
+    if stride == 0:
+        return 0
+    sizes = _hints(base.shape)
+    for size, own, step in zip(sizes, _hints(base.stride(), 0), _steps(sizes), strict=True):
+        if size > 1 and own and own <= stride < own * size and stride % own == 0:
+            return step * (stride // own)
+    return None
+
+
+def _through(sizes: Sequence[int], steps: Sequence[int]) -> _Access:
+    """How a loop of these sizes goes through something; steps of 0 stay where they are."""
+    own = _steps(sizes)
+    dims = [(step, size, block) for step, size, block in zip(steps, sizes, own, strict=True) if size > 1]
+    added = frozenset(
+        block
+        for (step, _, block), (inner, size, _) in itertools.pairwise(dims)
+        if step != inner * size or (not step) != (not inner)
+    )
+    return _Access(added, tuple(each for each in dims if each[0]))
+
+
+def _order(value: torch.Tensor, is_last: bool) -> Sequence[int]:
+    return _CHANNELS_LAST if is_last and value.dim() == _IMAGE else range(value.dim())
+
+
+def _steps(sizes: Sequence[int]) -> list[int]:
+    """For each dimension, how many elements lie inside of it."""
+    return [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+
+
+def _hints(sizes: Iterable[int | torch.SymInt], unknown: int = 1) -> list[int]:
+    return [graphs.hint(size) or unknown for size in sizes]
+
+
+def _tensor(node: fx.Node) -> torch.Tensor | None:
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None

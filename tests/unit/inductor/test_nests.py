@@ -1,0 +1,139 @@
+"""The ranges of a CPU's loops are those that Inductor gives them, before it fuses any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.scheduler import Scheduler, SchedulerNode
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional
+from unseen import no_loops
+
+from fxremat.driver import pipeline
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import bind
+from fxremat.inductor import fusion
+from fxremat.inductor.grouping import Grouping
+from fxremat.inductor.inlining import Inlining
+from fxremat.inductor.nests import Ranges, nests
+from fxremat.inductor.segments import recomputation
+
+Groups = dict[str, Ranges]  # by the last node that a loop was made for
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
+@pytest.fixture
+def scheduled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Groups]:
+    """The ranges of the loops that Inductor schedules while the fixture is used."""
+    found: Groups = {}
+    fuse = Scheduler.fuse_nodes
+
+    def record(self: Scheduler, nodes: list[Any]) -> list[Any]:
+        for each in nodes:
+            if isinstance(each, SchedulerNode):
+                kept, reduced = each.group[1]
+                origins = each.node.get_origins()
+                last = max(origins, key=list(next(iter(origins)).graph.nodes).index)
+                found[last.name] = Ranges(tuple(map(int, kept)), tuple(map(int, reduced)))
+        return fuse(self, nodes)
+
+    monkeypatch.setattr(Scheduler, "fuse_nodes", record)
+    with no_loops(), fresh_cache():
+        yield found
+
+
+def graph_of(module: nn.Module, *args: Tensor, monkeypatch: pytest.MonkeyPatch) -> JointGraph:
+    """The graph that is planned when a module is compiled."""
+    graphs: list[JointGraph] = []
+    planned = pipeline.planned
+
+    def keep(graph: JointGraph, *rest: Any, **more: Any) -> Any:
+        graphs.append(graph)
+        return planned(graph, *rest, **more)
+
+    monkeypatch.setattr(pipeline, "planned", keep)
+    torch._dynamo.reset()
+    options = {"scope": "graph", "fx_graph_cache": False}
+    torch.compile(module, backend="fxremat", options=options)(*args).sum().backward()
+    (graph,) = graphs
+    return graph
+
+
+def predicted(graph: JointGraph) -> Groups:
+    """The ranges that are known of a graph's loops in its own order."""
+    binding = bind(graph, graph.names)
+    inlining = Inlining(graph, binding, recomputation(graph, binding).waiting)
+    found = zip(graph.names, nests(graph, inlining), strict=True)
+    return {name: ranges for name, ranges in found if ranges is not None}
+
+
+def attention(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """Attention whose mask is one for all heads."""
+    return torch.softmax(torch.where(mask > 0, q @ k, -1e9), dim=-1) @ q
+
+
+def normalised(x: Tensor, weight: Tensor) -> Tensor:
+    """Rows that are normalised, and a bias."""
+    return functional.layer_norm(x @ weight, (16,)) * weight[0]
+
+
+def parts(x: Tensor, weight: Tensor) -> Tensor:
+    """A gate of two halves, and a permuted value."""
+    left, right = (x @ weight).chunk(2, dim=-1)
+    return (left * right.tanh()).permute(0, 2, 1).contiguous().exp() @ x
+
+
+SHAPES: dict[Callable[..., Tensor], list[tuple[int, ...]]] = {
+    attention: [(2, 4, 16, 16), (2, 4, 16, 16), (16, 16)],
+    normalised: [(4, 8, 16), (16, 16)],
+    parts: [(4, 8, 16), (16, 16)],
+}
+
+
+@pytest.mark.parametrize("function", SHAPES, ids=lambda function: function.__name__)
+def test_sequences_have_inductors_ranges(
+    function: Callable[..., Tensor], scheduled: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of masks, normalisations, halves and permuted values."""
+    args = [torch.randn(shape, requires_grad=True) for shape in SHAPES[function]]
+    known = predicted(graph_of(Function(function), *args, monkeypatch=monkeypatch))
+    both = known.keys() & scheduled.keys()
+    assert len(both) >= 2
+    assert {name: known[name] for name in both} == {name: scheduled[name] for name in both}
+
+
+def test_images_have_inductors_ranges(scheduled: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points and channels where each channel is scaled; images apart where each of them drops channels."""
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ELU(), nn.Dropout2d(0.5), nn.Conv2d(8, 8, 3), nn.ELU()
+    model = nn.Sequential(*layers, Function(torch.mean))  # images that are returned lie as they were traced
+    known = predicted(graph_of(model, torch.randn(4, 3, 16, 16), monkeypatch=monkeypatch))
+    both = known.keys() & scheduled.keys()
+    assert {known[name].kept for name in both} >= {(4 * 14 * 14, 8), (4, 14 * 14, 8)}
+    assert {name: known[name] for name in both} == {name: scheduled[name] for name in both}
+
+
+@pytest.mark.usefixtures("scheduled")
+def test_loops_of_other_ranges_are_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of a softmax whose mask is one for all heads: exponentials are stored for it."""
+    args = [torch.randn(shape, requires_grad=True) for shape in SHAPES[attention]]
+    graph = graph_of(Function(attention), *args, monkeypatch=monkeypatch)
+    binding = bind(graph, graph.names)
+    again = recomputation(graph, binding)
+    grouping = Grouping(graph, binding, Inlining(graph, binding, again.waiting), again)
+    kernels = dict(zip(graph.names, grouping.kernels, strict=True))
+    assert kernels["exp"] is not kernels["sum_1"]
+    assert fusion.lower(graph, binding).materialised[graph.names.index("exp")]
