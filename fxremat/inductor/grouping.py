@@ -81,7 +81,7 @@ class Grouping:
             is_fusible=is_fusible,
             runs_at=place,
         )
-        kernel.take(step, loop, self._ranges[step], place, producers, self._realized_count)
+        kernel.take(step, loop, place, producers, self._realized_count, self._ranges[step])
         for read in shareable:
             readers = self._latest_readers.get(read)
             if readers is None:

@@ -59,10 +59,10 @@ class Kernel:
         self,
         step: int,
         loop: Loop,
-        ranges: Ranges | None,
         place: int,
         producers: Iterable[Kernel],
         ordinal: int,
+        ranges: Ranges | None = None,
     ) -> None:
         """Compute a step, too, where it is realized or earlier."""
         self.runs_at = min(self.runs_at, place)

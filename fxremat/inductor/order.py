@@ -29,11 +29,12 @@ def order_recomputation(backward: fx.GraphModule) -> int:
 
     A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
     the backward's start, and the memory comes back. The first mirror of each segment (``segments.py``)
-    is made to wait for the last value before it. Only operators that get a buffer of their own in any case
-    take part, kernels and reductions: a loop that waits, or is waited for, could not be inlined any more, and
-    loops alone run with their readers. A product that is computed with a sum is not waited for, or it would
-    be computed by itself; the sum is. Every node is told its segment and its stretch, so that the compiler
-    can be kept from fusing loops of two of them (``may_fuse``).
+    is made to wait for the last value before it. Only what gets a buffer of its own in any case takes part:
+    kernels, reductions and, to be waited for, loops that kernels read. Another loop could not be inlined any
+    more, and loops alone run with their readers. A product that is computed with a sum is not waited for, or
+    it would be computed by itself; the sum is. Nothing is written over what is waited for: a loop that would
+    be, over a product before it, is waited for in its place. Every node is told its segment and its stretch,
+    so that the compiler can be kept from fusing loops of two of them (``may_fuse``).
 
     Returns:
         How many dependencies were added.
@@ -53,7 +54,8 @@ def order_recomputation(backward: fx.GraphModule) -> int:
         node.meta[SEGMENT], node.meta[STRETCH] = numbers[index], parts[index]
         if index in first and before is not None:
             waits[node] = before
-        is_computed_here = index in sums or (_has_own_buffer(node) and index not in products)
+        has_buffer = _has_own_buffer(node) or _is_handed_over(node)
+        is_computed_here = index in sums or (has_buffer and index not in products)
         if is_computed_here and isinstance(node.meta.get("val"), torch.Tensor):
             before = node
     _say_channels_last(backward, waits)
@@ -88,6 +90,12 @@ def _may_run_late(node: fx.Node) -> bool:
 
 def _is_kernel(node: fx.Node) -> bool:
     return node.op == "call_function" and kind(node) is Kind.KERNEL
+
+
+def _is_handed_over(node: fx.Node) -> bool:
+    """Whether a node is a loop that runs once and whose result an external kernel reads."""
+    is_loop = node.op == "call_function" and MIRROR not in node.meta and kind(node) is Kind.POINTWISE
+    return is_loop and any(map(_is_kernel, _readers(node)))
 
 
 def _views(node: fx.Node) -> Iterable[fx.Node]:

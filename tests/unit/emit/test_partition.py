@@ -315,7 +315,10 @@ def test_gradients_are_those_of_autograd() -> None:
 
 
 def test_each_recomputed_segment_waits_for_its_gradient() -> None:
-    """The first kernel of a run of mirrors depends on the last one before; forwards stay as they are."""
+    """The first kernel of a run of mirrors depends on what is computed last before; forwards stay.
+
+    That is the loop behind a product, which Inductor writes over the product if nothing else waits for that.
+    """
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
     graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
     again = expand(graph, {"mm_1": 1, "tanh_1": 1, "tanh_2": 1})
@@ -324,7 +327,9 @@ def test_each_recomputed_segment_waits_for_its_gradient() -> None:
     waiting = [node for node in backward.graph.nodes if node.target is torch.ops.higher_order.control_deps]
     names = [node.name for node in backward.graph.nodes]
     (gate,) = waiting[0].args[0]
-    assert waiting[0].name == "mm_1_mirror1" and gate.target is torch.ops.aten.mm.default
+    assert waiting[0].name == "mm_1_mirror1" and gate.target is torch.ops.aten.tanh_backward.default
+    product = gate.args[0]
+    assert product.target is torch.ops.aten.mm.default and list(product.users) == [gate]
     between = names[names.index(gate.name) + 1 : names.index("mm_1_mirror1")]
     assert not any(name.startswith("mm") for name in between)
 
