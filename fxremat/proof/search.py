@@ -272,8 +272,7 @@ class AStar:
 
     def _least_peak_of_one_step(self) -> int:
         """The most bytes that an operator and what it reads take by themselves, or all outputs at the end."""
-        has_free_backward = self.moves.late or len(self.graph.nodes) > self.graph.boundary
-        found = self.bytes(self.moves.outputs) + (self.graph.tangent_bytes if has_free_backward else 0)
+        found = self.bytes(self.moves.outputs) + (self.graph.tangent_bytes if self.moves.late else 0)
         for operator in self.operators:
             behind = operator.is_backward
             held = operator.reads[behind]

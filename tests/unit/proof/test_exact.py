@@ -7,20 +7,10 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
-from graphs import (
-    chain,
-    few,
-    graphs_and_schedules,
-    networks,
-    problem,
-    random_schedule,
-    with_phases,
-    with_views,
-)
+from graphs import chain, few, graphs_and_schedules, networks, problem, random_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Network, traced
@@ -222,19 +212,6 @@ def test_siblings_are_made_again_together() -> None:
     norm = next(each for each in plan.operators if graph.nodes[each.members[0]].name == "native_layer_norm")
     assert len(norm.members) >= 4
     assert norm.makes == norm.remakes and norm.makes.bit_count() == 3
-
-
-def test_a_backward_of_views_alone_is_called_with_its_tangents() -> None:
-    """They lie beside the outputs at the end, also if no operator runs there."""
-    graph = JointGraph.from_mappings(
-        {"x": (), "f": ["x"], "g": ["f"]},
-        {"f": 4},
-        forward_outputs=["f"],
-        backward_outputs=["g"],
-        backward=["g"],
-    )
-    graph = replace(with_phases(with_views(graph, {"g": "f"}), ()), tangent_bytes=1)
-    assert [each.peak_bytes for each in search.plan(problem(graph))] == [5]
 
 
 # --- What the user orders -------------------------------------------------------------------------------
