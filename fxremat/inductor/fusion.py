@@ -35,9 +35,9 @@ On a CPU four more:
    that kernel, not where the concatenation stands.
 8. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
    all elements.
-
-9. *Ranges.* Loops over the same elements are fused where they run over the same ranges, or one inside of the
-   other: a loop that reads one mask for several heads, and one that reads none, do not (``nests.py``).
+9. *Ranges.* Loops over the same elements are fused where they run over the same ranges, one inside of the
+   other, or one over all as if they had one dimension. A loop that reads one mask for several heads, and one
+   over rows that reads none, are not (``nests.py``).
 
 A value of pooling may be computed again where it is read, and its gradient may be a scatter (``pooling.py``).
 

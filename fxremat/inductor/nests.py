@@ -88,8 +88,8 @@ class _Access(NamedTuple):
 
     def blocks(self, own: Blocks) -> Blocks:
         """The loop's blocks, from those of the operand."""
-        if self.dims is None or not own:
-            return self.added | own if own else self.added
+        if self.dims is None:
+            return self.added | own
         found = (
             block * (each // step)
             for each in own
