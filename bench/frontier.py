@@ -144,7 +144,6 @@ def _race(arguments: argparse.Namespace) -> None:
         "wall_seconds": time.perf_counter() - start,
         "noise": compare.noise(candidates),
         "candidates": [asdict(each) for each in candidates],
-        "frontiers": {compiler: json.loads(each.to_json()) for compiler, each in race.frontiers.items()},
     }
     _write(arguments.part, part)
 

@@ -4,10 +4,9 @@ Each candidate trains a copy of the network with the same weights. Its first ste
 eager's loss and gradients; its third is measured at the allocator, from no gradients. A candidate that raises
 an error or gives something else is reported and not timed.
 
-fxremat is asked for each peer's measured peak. Of its frontier the fastest plan whose predicted peak fits is
-compiled; if its measured peak does not fit, a lower plan is tried whose predicted peak is as much lower as
-the measured one was too high. A plan is compiled once, however many peers it stands beside. Where Inductor's
-peaks stay too high, plans for ``compiler="eager"`` are tried.
+fxremat is given each peer's measured peak as its budget, in bytes. If what it does then is measured above
+that, a budget is tried that is lower by the same ratio. What a larger budget gave, or none, serves a lower
+peak as well where it is measured to fit. Where Inductor's peaks stay too high, ``compiler="eager"`` is asked.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import math
 import random
 import time
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,11 @@ from torch import Tensor, nn
 from torch._inductor import config as _inductor
 
 import fxremat
-from fxremat.driver.frontier import Frontier, Point, make_frontier
 from fxremat.measure import measure_peak, time_steps
 
 __all__ = ["Race"]
 
-_TRIES = 4  # plans compiled for one peer: each is lower than the last by what that one was too high
+_TRIES = 4  # budgets tried for one peer: each is lower by the ratio that the last one's peak was too high by
 _SEED = 1
 
 Progress = Callable[[str], None]
@@ -99,7 +98,6 @@ class Race:
         self.progress = progress
         self.runners: list[Runner] = []
         self.failed: list[Candidate] = []
-        self.frontiers: dict[str, Frontier] = {}
         _, self.inputs = self._fresh()
         self.reference = self._reference()
 
@@ -239,50 +237,44 @@ class Race:
 
 
 class Seeker:
-    """Finds fxremat's plans for measured peaks, under one compiler."""
+    """Asks fxremat for measured peaks, under one compiler."""
 
     def __init__(self, race: Race, compiler: str) -> None:
         self.race = race
         self.compiler = compiler
-        self.tried: dict[int, Runner | None] = {}
+        self.served: dict[float, Runner] = {}  # by their budgets, infinity for none
 
-    @functools.cached_property
-    def points(self) -> Sequence[Point]:
-        """The frontier's."""
-        module, inputs = self.race._fresh()
-        self.race.progress(f"frontier, {self.compiler}")
-        graph = fxremat.capture(module, *inputs, compiler=self.compiler)
-        frontier = self.race.frontiers[self.compiler] = make_frontier(graph, compiler=self.compiler)
-        return frontier.points
-
-    def default(self) -> Runner | None:
+    def default(self) -> None:
         """What it does without a budget."""
-        return self.compile(None, f"{OURS}, {self.compiler}, no budget")
+        self._ask(math.inf, None, "no budget")
 
-    def least(self) -> Runner | None:
+    def least(self) -> None:
         """The least peak that it finds."""
-        return self._at(len(self.points) - 1)
+        self._ask(0, "min", "min")
 
     def fit(self, peak_bytes: int) -> bool:
-        """Whether a plan was found whose measured peak is not above the one given."""
-        for position in _downwards(self.points, peak_bytes, self._measured):
-            runner = self._at(position)
-            if runner is not None and runner.found.peak_bytes <= peak_bytes:
+        """Whether something was found whose measured peak is not above the one given."""
+        budget = peak_bytes
+        for _ in range(_TRIES):
+            runner = self._serving(budget, peak_bytes)
+            runner = runner or self._ask(budget, budget, f"{budget / 2**20:.4f} MiB")
+            if runner is None:
+                return False
+            if runner.found.peak_bytes <= peak_bytes:
                 return True
+            budget = budget * peak_bytes // runner.found.peak_bytes
         return False
 
-    def _measured(self, position: int) -> int | None:
-        runner = self.tried.get(position)
-        return None if runner is None else runner.found.peak_bytes
+    def _serving(self, budget: int, peak_bytes: int) -> Runner | None:
+        """What a larger budget, or none, gave, if it is measured to fit the peak as well."""
+        larger = (runner for asked, runner in self.served.items() if asked >= budget)
+        return next((runner for runner in larger if runner.found.peak_bytes <= peak_bytes), None)
 
-    def _at(self, position: int) -> Runner | None:
-        """The plan at a position of the frontier, compiled once."""
-        if position not in self.tried:
-            is_last = position == len(self.points) - 1
-            budget = "min" if is_last else self.points[position].budget_bytes
-            name = f"{OURS}, {self.compiler}, plan {position + 1}{' (min)' if is_last else ''}"
-            self.tried[position] = self.compile(budget, name)
-        return self.tried[position]
+    def _ask(self, number: float, budget: float | str | None, name: str) -> Runner | None:
+        runner = self.compile(budget, f"{OURS}, {self.compiler}, {name}")
+        if runner is not None:
+            self.served[number] = runner
+        return runner
 
     def compile(self, budget: float | str | None, name: str) -> Runner | None:
         """Compile, check and measure fxremat at a budget; None if it is not fit to be timed."""
@@ -324,28 +316,6 @@ def loss_of(module: nn.Module) -> Callable[..., Tensor]:
 
     alone = forward.__code__.replace(co_name="loss_of")
     return types.FunctionType(alone, forward.__globals__, "loss_of", None, forward.__closure__)
-
-
-def _downwards(
-    points: Sequence[Point], peak_bytes: int, measured: Callable[[int], int | None]
-) -> Iterator[int]:
-    """Positions of plans to try for a peak: the first that is predicted to fit, then lower ones.
-
-    Args:
-        points: The frontier, highest peak first.
-        peak_bytes: What the measured peak should not exceed.
-        measured: The measured peak of the plan at a position once it was tried; None if it failed.
-    """
-    allowed: float = peak_bytes
-    position = -1
-    for _ in range(_TRIES):
-        fitting = (index for index in range(position + 1, len(points)) if points[index].peak_bytes <= allowed)
-        position = next(fitting, -1)
-        if position < 0:
-            return
-        yield position
-        taken = measured(position)
-        allowed = points[position].peak_bytes * min(1.0, peak_bytes / taken if taken else 1.0)
 
 
 def _differences(reference: Reference, state: dict[str, Tensor]) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import frontier as command
 import models
@@ -20,7 +20,6 @@ from racing.compare import AGAIN, OURS, Candidate
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxremat.driver.frontier import Point
 from fxremat.plots.frontier import read_points
 
 # --- Wrapping -----------------------------------------------------------------------------------------
@@ -144,19 +143,47 @@ def test_a_row_without_a_plan_or_without_a_peer() -> None:
 # --- The race -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("excess", "expected"),
-    [(1.0, [1, 2, 3]), (1.2, [1, 3]), (None, [1, 2, 3])],
-    ids=["fits", "too high", "failed"],
-)
-def test_plans_are_tried_downwards(excess: float | None, expected: list[int]) -> None:
-    """From the first that is predicted to fit, by as much as the measured peak was too high."""
-    points = [Point(peak, peak, 1.0, 0, 0, "auto") for peak in (1100, 1000, 950, 800)]
+class Asked(racing.Seeker):
+    """Has no program: what a budget gives is measured at so much of it."""
 
-    def measured(position: int) -> int | None:
-        return None if excess is None else int(points[position].peak_bytes * excess)
+    def __init__(self, excess: float, refused_below: int = 0) -> None:
+        super().__init__(cast(racing.Race, None), "eager")
+        self.excess, self.refused_below = excess, refused_below
+        self.budgets: list[float | str | None] = []
 
-    assert list(racing._downwards(points, 1050, measured)) == expected
+    def compile(self, budget: float | str | None, name: str) -> racing.Runner | None:
+        """A runner with a peak and without a program; None below what is refused."""
+        self.budgets.append(budget)
+        size = {None: 2000, "min": 500}.get(cast(str, budget), budget)
+        assert isinstance(size, int)
+        if size < self.refused_below:
+            return None
+        found = Candidate(name, OURS, peak_bytes=int(size * self.excess))
+        return racing.Runner(found, cast(racing.Program, None))
+
+
+def test_fxremat_is_given_the_peaks_as_budgets() -> None:
+    """In bytes; lower where more was measured, a few times; nothing more where it is refused."""
+    exact = Asked(1.0)
+    assert exact.fit(1050) and exact.budgets == [1050]
+    above = Asked(1.1)
+    assert above.fit(1000) and above.budgets == [1000, 909]
+    far = Asked(1.1)
+    far.compile = lambda budget, name: Asked.compile(far, 3000, name)  # type: ignore[method-assign]
+    assert not far.fit(1000) and len(far.budgets) == racing._TRIES
+    refused = Asked(1.0, refused_below=600)
+    assert not refused.fit(599) and refused.budgets == [599]
+
+
+def test_what_a_larger_budget_gave_serves_where_it_fits() -> None:
+    """No budget above all; the least plan is no plan for a budget."""
+    seeker = Asked(0.5)
+    seeker.default()
+    seeker.least()
+    assert seeker.fit(1000) and seeker.budgets == [None, "min"]
+    assert seeker.fit(900) and seeker.budgets[2:] == [900]
+    assert seeker.fit(450) and seeker.budgets[3:] == []
+    assert seeker.fit(300) and seeker.budgets[3:] == [300]
 
 
 def test_look_alike_modules_are_compiled_each() -> None:
@@ -191,19 +218,21 @@ def test_a_candidate_that_is_wrong_is_not_timed(race: racing.Race) -> None:
 
 @pytest.mark.slow
 def test_fxremat_is_measured_at_each_peak() -> None:
-    """Each peer has a row in which fxremat fits; equal plans are compiled once."""
+    """Each peer has a row in which fxremat fits, or was refused; no budget is asked for twice."""
     race = racing.Race("llama", "small", compiler="eager")
     candidates = race.run(("eager", "checkpoint"), rounds=2)
     assert candidates[0].name == "eager"
-    assert {each.problem for each in candidates} == {""}
-    assert {len(each.seconds) for each in candidates} == {2}
+    refused = [each for each in candidates if each.problem]
+    assert all(each.problem.startswith("InfeasibleBudgetError") for each in refused)
+    assert {len(each.seconds) for each in candidates if not each.problem} == {2}
     assert len({each.name for each in candidates}) == len(candidates)
     rows = compare.rows(candidates)
     assert [row.peer for row in rows[:2]] == ["eager", "checkpoint, eager, every 1"]
-    assert all(0 < row.ours_peak_bytes <= row.peak_bytes for row in rows)
-    ours = [each for each in candidates if each.family == OURS]
+    reached = [row for row in rows if row.verdict != "not reached"]
+    assert reached and all(0 < row.ours_peak_bytes <= row.peak_bytes for row in reached)
+    ours = [each for each in candidates if each.family == OURS and not each.problem]
     assert all(each.peak_bytes == each.details["predicted_peak_bytes"] for each in ours if each.details)
-    assert min(ours, key=lambda each: each.peak_bytes).name.endswith("(min)")
+    assert min(ours, key=lambda each: each.peak_bytes).name.endswith("min")
 
 
 def test_the_command_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,5 +272,6 @@ def test_a_race_through_inductor() -> None:
     race = racing.Race("gated_mlp", "small")
     candidates = race.run(peers.FAMILIES, rounds=1)
     assert candidates[0].name == "inductor"
-    assert [each for each in candidates if each.problem] == []
+    problems = [each.problem for each in candidates if each.problem]
+    assert all(each.startswith("InfeasibleBudgetError") for each in problems)
     assert all(row.ours_peak_bytes <= row.peak_bytes for row in compare.rows(candidates))
