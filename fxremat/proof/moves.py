@@ -38,6 +38,7 @@ from dataclasses import dataclass
 
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.nodes import Phase
+from fxremat.memory.liveness import mirror_scratch_bytes
 from fxremat.predict.problem import Problem
 from fxremat.proof.sets import bits, indices, union
 
@@ -49,6 +50,7 @@ class Move:
     Attributes:
         members: The operator and what follows each of its runs, in order.
         reads: Values that must be live, before and behind the boundary.
+        restores: Values that must be live for a mirror besides: the state that it draws random numbers from.
         either: Sets of which one value must be live, before and behind the boundary.
         makes: Values of the first run.
         remakes: Values of a mirror.
@@ -64,6 +66,7 @@ class Move:
 
     members: tuple[int, ...]
     reads: tuple[int, int]
+    restores: int
     either: tuple[tuple[int, ...], tuple[int, ...]]
     makes: int
     remakes: int
@@ -299,18 +302,19 @@ class _Contraction:
     def _operator(self, home: int, runs: tuple[int, ...], after: int) -> Move:
         node, group = self.nodes[home], self.groups[home]
         again = 0 if node.keep is not None else self._remakes(home)
-        scratch = self.graph.scratch_bytes[home] if self.graph.scratch_bytes else 0
+        scratch, again_scratch = self._scratch(home)
         reads, either = zip(*(self._reads(group, behind) for behind in (False, True)), strict=True)
         return Move(
             tuple(group),
             reads=reads,
+            restores=self._restores(home),
             either=either,
             makes=self.makes[home],
             remakes=again,
             replaces=bits(value for value, twin in enumerate(self.twin) if twin & again),
             allocates_bytes=(
                 scratch + sum(self.graph.storage_bytes[storage] for storage in node.creates),
-                scratch + sum(self.graph.storage_bytes[storage] for storage in node.recreates),
+                again_scratch + sum(self.graph.storage_bytes[storage] for storage in node.recreates),
             ),
             seconds=self.seconds[home],
             runs=runs,
@@ -326,13 +330,24 @@ class _Contraction:
         held = bits(self.values[storage] for storage in node.views)
         return self._seconds_of(self.makes[home] & self.masks[home] & ~held)
 
+    def _scratch(self, home: int) -> tuple[int, int]:
+        """The scratch memory of a first run and of a mirror."""
+        if not self.graph.scratch_bytes:
+            return 0, 0
+        return self.graph.scratch_bytes[home], mirror_scratch_bytes(self.graph, home)
+
+    def _restores(self, home: int) -> int:
+        is_redrawn = home in self.graph.redrawn
+        return self.masks[self.nodes[home].operands[-1]] if is_redrawn else 0
+
     def _reads(self, group: Iterable[int], behind: bool) -> tuple[int, tuple[int, ...]]:
         """The values that an operator needs, and the twins of which it needs one."""
         members = set(group)
         reads = 0
         either: dict[int, None] = {}
-        operands = (operand for index in members for operand in self.nodes[index].operands)
-        for operand in sorted(set(operands) - members):
+        operands = {operand for index in members for operand in self.nodes[index].operands}
+        states = {self.nodes[index].operands[-1] for index in members & self.graph.redrawn}
+        for operand in sorted(operands - members - states):
             for value in indices(self.masks[operand]):
                 if not self.twin[value]:
                     reads |= 1 << value

@@ -14,7 +14,8 @@ the states few:
 The peak of the plan within a budget, less a byte, is the next budget, until none fits. Seconds are added as
 whole numbers of a unit that divides them all, so that equal sums are equal, and among equals fewer runs win.
 Every run then has its price, so the best schedule reads each value that it makes: what nothing has read yet
-is not dropped (but where a first run allocates more than a mirror, and so has a use of its own).
+is not dropped (but where a first run allocates more than a mirror, and so has a use of its own, or makes the
+state that a mirror may draw random numbers from).
 
 Exponential in operators, so the states are bounded, and a graph that takes more is refused. Left out: results
 in place and fused kernels, whose memory is not one of sets, and what ``moves.py`` leaves out.
@@ -32,7 +33,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fxremat.errors import InvalidOptionError
-from fxremat.graph.nodes import Phase
+from fxremat.graph.nodes import Phase, boundary_of
 from fxremat.graph.schedule import Schedule, bind, validate
 from fxremat.predict.problem import Problem, Solution
 from fxremat.proof.moves import Move, Moves, moves
@@ -109,6 +110,7 @@ class AStar:
         self.everything_bytes = problem.graph.tangent_bytes + sum(
             2 * sum(operator.allocates_bytes) for operator in self.operators
         )
+        self.least_bytes_behind = self.bytes(moves.outputs) + problem.graph.tangent_bytes
         self.least_bytes = self._least_peak_of_one_step()
         self.states = 0
 
@@ -161,10 +163,13 @@ class AStar:
                 continue
             made = operator.makes if is_first else operator.remakes
             next_ran = ran | _next_run(operator, ran)
+            ends_forward = not behind and self._is_behind(next_ran)
+            if ends_forward and self._has_trailing_views(operator) and budget < self.least_bytes_behind:
+                continue
             useful = self.useful(next_ran)
             if not is_first and not made & useful & ~live:
                 continue
-            read = self._read(operator, live, behind)
+            read = self._read(operator, live, behind) | (0 if is_first else operator.restores)
             held = read | pinned | (label.unread & self.alone)
             allocated = operator.allocates_bytes[not is_first]
             again = 0 if is_first else made | operator.replaces
@@ -176,7 +181,7 @@ class AStar:
                 after = (left | made) & useful
                 if not is_first and not after & ~live:
                     continue
-                if not behind and self._is_behind(next_ran) and not self._lives(outputs, after):
+                if ends_forward and not self._lives(outputs, after):
                     continue
                 peak = max(label.peak_bytes, self.bytes(left) + allocated + budget - room)
                 taken = label.units + self.units[index]
@@ -185,6 +190,11 @@ class AStar:
 
     def _is_behind(self, ran: int) -> bool:
         return ran & self.moves.forward_runs == self.moves.forward_runs
+
+    def _has_trailing_views(self, operator: Move) -> bool:
+        """Whether free views follow its outputs: they run behind the boundary if it ends the forward."""
+        nodes = map(self.graph.nodes.__getitem__, operator.members[1:])
+        return any(node.phase is Phase.DEFERRED and node.leader is None for node in nodes)
 
     def _pinned(self, live: int) -> int:
         """Behind the boundary: the forward outputs, of twins the first if it is there."""
@@ -230,6 +240,7 @@ class AStar:
                 return found
             waiting = [each for each in waiting if each not in running]
             for each in running:
+                found |= each.restores
                 for place in (True,) if behind or each.is_backward else (False, True):
                     found |= each.reads[place] | union(each.either[place])
 
@@ -267,12 +278,13 @@ class AStar:
             if not seen >> index & 1:
                 seen |= 1 << index
                 total += self.units[index]
-                stack += _absent(operator.reads[behind], operator.either[behind], live)
+                needed = operator.reads[behind] | operator.restores  # it has run, or would have been seen
+                stack += _absent(needed, operator.either[behind], live)
         return total
 
     def _least_peak_of_one_step(self) -> int:
         """The most bytes that an operator and what it reads take by themselves, or all outputs at the end."""
-        found = self.bytes(self.moves.outputs) + (self.graph.tangent_bytes if self.moves.late else 0)
+        found = self.least_bytes_behind if self._views_end() else self.bytes(self.moves.outputs)
         for operator in self.operators:
             behind = operator.is_backward
             held = operator.reads[behind]
@@ -281,6 +293,11 @@ class AStar:
             size = self.bytes(held) + operator.allocates_bytes[0]
             found = max(found, size + (self.graph.tangent_bytes if behind else 0))
         return found
+
+    def _views_end(self) -> bool:
+        """Whether free views of inputs or tangents run behind the boundary in every schedule."""
+        early = [self.graph.nodes[index] for index in self.moves.early]
+        return bool(self.moves.late) or (self._is_behind(0) and boundary_of(early) < len(early))
 
     # -- back to a schedule
 
@@ -344,7 +361,7 @@ def _may_run(operator: Move, live: int, ran: int, behind: bool) -> bool:
     if operator.reads[behind] & ~live or any(not pair & live for pair in operator.either[behind]):
         return False
     if ran & operator.runs[0]:
-        return _may_repeat(operator, ran)
+        return _may_repeat(operator, ran) and not operator.restores & ~live
     return not operator.after & ~ran and (behind or not operator.is_backward)
 
 
@@ -377,12 +394,13 @@ def _enter(labels: list[_Label], new: _Label) -> bool:
 
 
 def _union_alone(operators: Sequence[Move]) -> int:
-    """The values that are all that their operator makes, as many bytes each time."""
-    return union(
+    """The values that are all that their operator makes, as many bytes each time, and that must be read."""
+    found = union(
         each.makes
         for each in operators
         if each.makes.bit_count() == 1 and len(set(each.allocates_bytes)) == 1
     )
+    return found & ~union(each.restores for each in operators)
 
 
 def _units(seconds: Iterable[float]) -> list[int]:

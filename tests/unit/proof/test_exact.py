@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from graphs import chain, few, graphs_and_schedules, networks, problem, random_schedule
+from graphs import (
+    chain,
+    few,
+    graphs_and_schedules,
+    networks,
+    problem,
+    random_schedule,
+    with_phases,
+    with_views,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Network, traced
@@ -175,6 +184,7 @@ NETWORKS = {
     "views": [("gate", -1, -1)],
     "max": [("max", -1, -1), ("tanh", -1, -1)],
     "dropout": [("dropout", -1, -1), ("tanh", -1, -1)],
+    "dropout behind what is saved": [("linear", -1, -1), ("mul", -1, -1), ("dropout", -1, -1)],
     "batch_norm": [("batch_norm", -1, -1), ("tanh", -1, -1)],
     "sort": [("sort", -1, -1), ("layer_norm", -1, -1)],
     "two layers": [("gelu", -1, -1), ("linear", -1, -1), ("gelu", -1, -1), ("linear", -1, -1)],
@@ -203,6 +213,27 @@ def test_no_planner_beats_it_on_random_models(network: Network) -> None:
     planning = problem(traced(network))
     others = [each for other, plan in PLANNERS.items() if other != "exact" for each in plan(planning)]
     assert_unbeaten(search.plan(planning), others)
+
+
+def test_a_first_run_needs_no_state_of_random_numbers() -> None:
+    """The state may be taken and dropped while nothing else is live; a mirror that draws from it needs it."""
+    planning = problem(traced(Network(NETWORKS["dropout behind what is saved"])))
+    graph = planning.graph
+    (state,) = (node for node in graph.nodes if node.name == "random_state")
+    assert search.plan(planning)[-1].peak_bytes == sum(graph.storage_bytes[each] for each in state.creates)
+    (draw,) = (each for each in moves.moves(planning).operators if each.restores)
+    assert draw.restores.bit_count() == 1 and not draw.restores & (draw.reads[0] | draw.reads[1])
+
+
+@pytest.mark.parametrize(("viewed", "peak_bytes"), [("a", 2), ("b", 101)])
+def test_tangents_count_where_views_alone_run_behind_the_forward(viewed: str, peak_bytes: int) -> None:
+    """A view of what ends the forward runs behind it; one of an earlier value may run before."""
+    operands = {"x": [], "t": [], "a": ["x"], "b": ["a"], "view": [viewed]}
+    graph = JointGraph.from_mappings(
+        operands, {"a": 1, "b": 1}, forward_outputs=["b"], backward_outputs=["view"]
+    )
+    graph = with_phases(with_views(graph, {"view": viewed}), ["t"], tangent_bytes=100)
+    assert [each.peak_bytes for each in search.plan(problem(graph))] == [peak_bytes]
 
 
 def test_siblings_are_made_again_together() -> None:
