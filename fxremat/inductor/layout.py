@@ -156,12 +156,26 @@ def lies_as(node: fx.Node, strides: Sequence[int]) -> bool:
 def unsettled(graph: JointGraph) -> frozenset[str]:
     """The gradients of convolutions, by name, of which only the code shows how what they read lies.
 
-    None of a backward whose convolutions work channels last, nor where that is as it lay before.
+    None of a backward whose convolutions work channels last, nor where that is as it lay before. Where those
+    of the forward do, a gradient gets their weights as they lie then, and works so, too; but weights of one
+    channel lie in either order.
     """
-    gradients = frozenset(node.name for node in graph.fx_nodes if ops.is_convolution_gradient(node))
-    nodes = [*graph.fx_nodes[: graph.num_inputs], *graph.fx_nodes[graph.boundary :]]
-    is_settled = gradients and (lowered.gradients_keep_layouts() or compilers.lays_out_channels_last(nodes))
-    return frozenset() if is_settled else gradients
+    gradients = [node for node in graph.fx_nodes if ops.is_convolution_gradient(node)]
+    forward, backward = graph.fx_nodes[: graph.boundary], graph.fx_nodes[graph.boundary :]
+    inputs = graph.fx_nodes[: graph.num_inputs]
+    if not gradients or lowered.gradients_keep_layouts():
+        return frozenset()
+    if compilers.lays_out_channels_last([*inputs, *backward]):
+        return frozenset()
+    is_told = compilers.lays_out_channels_last(forward)
+    return frozenset(node.name for node in gradients if not (is_told and _weight_channels(node) > 1))
+
+
+def _weight_channels(gradient: fx.Node) -> int:
+    """The channels that the weights of a convolution have, of whose gradient this is the node."""
+    weight = gradient.args[2]
+    assert isinstance(weight, fx.Node)
+    return graphs.hint(weight.meta["val"].shape[1]) or 1
 
 
 def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()) -> set[int]:
