@@ -218,19 +218,17 @@ def test_a_candidate_that_is_wrong_is_not_timed(race: racing.Race) -> None:
 
 @pytest.mark.slow
 def test_fxremat_is_measured_at_each_peak() -> None:
-    """Each peer has a row in which fxremat fits, or was refused; no budget is asked for twice."""
+    """Each peer has a row in which fxremat fits; no budget is asked for twice."""
     race = racing.Race("llama", "small", compiler="eager")
     candidates = race.run(("eager", "checkpoint"), rounds=2)
     assert candidates[0].name == "eager"
-    refused = [each for each in candidates if each.problem]
-    assert all(each.problem.startswith("InfeasibleBudgetError") for each in refused)
-    assert {len(each.seconds) for each in candidates if not each.problem} == {2}
+    assert {each.problem for each in candidates} == {""}
+    assert {len(each.seconds) for each in candidates} == {2}
     assert len({each.name for each in candidates}) == len(candidates)
     rows = compare.rows(candidates)
     assert [row.peer for row in rows[:2]] == ["eager", "checkpoint, eager, every 1"]
-    reached = [row for row in rows if row.verdict != "not reached"]
-    assert reached and all(0 < row.ours_peak_bytes <= row.peak_bytes for row in reached)
-    ours = [each for each in candidates if each.family == OURS and not each.problem]
+    assert all(0 < row.ours_peak_bytes <= row.peak_bytes for row in rows)
+    ours = [each for each in candidates if each.family == OURS]
     assert all(each.peak_bytes == each.details["predicted_peak_bytes"] for each in ours if each.details)
     assert min(ours, key=lambda each: each.peak_bytes).name.endswith("min")
 
@@ -272,6 +270,5 @@ def test_a_race_through_inductor() -> None:
     race = racing.Race("gated_mlp", "small")
     candidates = race.run(peers.FAMILIES, rounds=1)
     assert candidates[0].name == "inductor"
-    problems = [each.problem for each in candidates if each.problem]
-    assert all(each.startswith("InfeasibleBudgetError") for each in problems)
+    assert [each for each in candidates if each.problem] == []
     assert all(row.ours_peak_bytes <= row.peak_bytes for row in compare.rows(candidates))
