@@ -16,7 +16,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._ordered_set import OrderedSet
 
-from fxremat._torch import patches, versions
+from fxremat._torch import graphs, patches, versions
 from fxremat._torch.lowered import GeneratedCode, reader
 from fxremat._torch.scheduling import Origins, choices, running_in_order
 
@@ -45,6 +45,7 @@ __all__ = [
     "compile_with_inductor",
     "compile_without_inductor",
     "fake_tensors",
+    "gated",
     "hands_over_code",
     "inductor_joint_passes",
     "inductor_modes",
@@ -54,6 +55,7 @@ __all__ = [
     "max_operations",
     "missing_compiler",
     "order_after",
+    "read_as",
     "records_cuda_graphs",
     "source_hash",
     "unlimited_recompilation",
@@ -218,6 +220,39 @@ def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> Non
     preserve_node_ordering(module.graph, {node: OrderedSet([dep]) for node, dep in waits.items()})
     module.graph.lint()
     module.recompile()
+
+
+def gated(node: fx.Node) -> fx.Node | None:
+    """The operator that a node runs behind what it waits for (``order_after``); None if it waits for nothing.
+
+    What the operator reads are the node's arguments from the third on.
+    """
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    if node.target is not control_deps:
+        return None
+    part: Any = node.args[1]
+    assert node.graph.owning_module is not None
+    nodes: Iterable[fx.Node] = getattr(node.graph.owning_module, part.target).graph.nodes
+    return next(each for each in nodes if each.op == "call_function")
+
+
+def read_as(reader: fx.Node, node: fx.Node, value: torch.Tensor, alone: bool = False) -> None:
+    """Have a node read another in the order of this value's strides: as it is stored, or else a copy.
+
+    Args:
+        reader: Who reads it.
+        node: What it reads.
+        value: A tensor with these strides.
+        alone: Whether those behind the reader go on reading the other one, as it lay before.
+    """
+    from torch._inductor import inductor_prims
+
+    order = [graphs.hint(step) or 0 for step in value.stride()]
+    with reader.graph.inserting_before(reader):
+        laid = reader.graph.call_function(inductor_prims.force_stride_order, (node, order))
+    laid.meta = {**node.meta, "val": value}
+    node.replace_all_uses_with(laid, lambda user: user is reader or (not alone and user > reader))
 
 
 def input_names(module: fx.GraphModule) -> list[str]:

@@ -127,6 +127,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
         "MultiOutputLayout",
         "NoneLayout",
     ),
+    "torch._inductor.inductor_prims": ("force_stride_order",),
     "torch._inductor.lowering": ("constrain_to_fx_strides", "maybe_layout_constraints"),
     "torch._inductor.virtualized": ("V",),
 }

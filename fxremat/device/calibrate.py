@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
@@ -102,25 +103,56 @@ def scratch_bytes(
     *,
     in_registers: Collection[loops.Kind] = (),
     arranged: bool = False,
-    unsettled: Collection[str] = (),
+    settled: bool = True,
 ) -> tuple[int, ...]:
     """Scratch bytes of each node of a graph.
 
     Args:
         graph: The graph.
         in_registers: What runs in registers, and has none unless it draws random numbers.
-        arranged: Whether convolutions read what Inductor arranges for them, whatever was traced.
-        unsettled: The names of those that may read it in the order of its sizes as well: the lesser counts.
+        arranged: Whether convolutions read what is arranged for them under Inductor, whatever was traced.
+        settled: Whether gradients of convolutions do so in any case; else they may read all in the order of
+            its sizes as well, as those always may whose weights have one channel, and the lesser counts.
     """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
-    examples = [_Example(node, _arranged(node) if arranged else ()) for node in nodes]
-    names = (node.name for node in nodes)
-    known = dict(zip(names, _scratch_sizes(examples), strict=True))
-    either = [node for node in nodes if node.name in unsettled and known[node.name]]
-    in_order = (_Example(node, tuple(map(_in_order, _operands(node)))) for node in either)
-    for node, size in zip(either, _scratch_sizes(in_order), strict=True):
-        known[node.name] = min(known[node.name], size)
+    sizes = _scratch_sizes(_Example(node, _arranged(node) if arranged else ()) for node in nodes)
+    known = {node.name: size for node, size in zip(nodes, sizes, strict=True)}
+    for node in filter(ops.is_convolution_gradient, nodes if arranged else ()):
+        is_copied = settled and may_lie_in_order(node)
+        if is_copied or not settled or _has_one_channel(node):
+            known[node.name] = min(known[node.name], _bytes_in_order(node, is_copied))
     return tuple(known.get(node.name, 0) for node in graph.nodes)
+
+
+def may_lie_in_order(node: fx.Node) -> bool:
+    """Whether a node is the gradient of a convolution of images on a CPU whose weights have one channel.
+
+    Channels last, some kernels for those need a multiple of the memory of what they read.
+    """
+    if not ops.is_convolution_gradient(node) or not _is_runnable(node) or _device(node).type != "cpu":
+        return False
+    image = _operands(node)[1]
+    return image.dim() == 4 and _has_one_channel(node) and _size(image.shape[1]) > 1
+
+
+def needs_less_in_order(node: fx.Node) -> bool:
+    """Whether that is the case, and it needs less memory on a copy of the image in the order of its sizes."""
+    if not may_lie_in_order(node):
+        return False
+    (size,) = _scratch_sizes([_Example(node, _arranged(node))])
+    return _bytes_in_order(node, copied=True) < size
+
+
+def _has_one_channel(gradient: fx.Node) -> bool:
+    """Whether the weights of a convolution have one channel each, of whose gradient this is the node."""
+    return _size(_operands(gradient)[2].shape[1]) == 1
+
+
+def _bytes_in_order(node: fx.Node, copied: bool = False) -> int:
+    """The scratch bytes of a gradient that reads all in the order of its sizes, and of an image's copy."""
+    operands = _operands(node)
+    (size,) = _scratch_sizes([_Example(node, tuple(map(_in_order, operands)))])
+    return size + copied * math.prod(map(_size, operands[1].shape)) * operands[1].itemsize
 
 
 def scratch_bytes_of(node: fx.Node, layouts: Sequence[tuple[Sequence[int], Strides]]) -> int | None:

@@ -145,10 +145,10 @@ def _compile_within_budget(
     as_planned = {name: value for name, value in _AS_PLANNED.items() if name not in options.inductor}
 
     def in_order(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> Mapping[str, Any] | None:
-        if not compilation.is_in_order:
-            return None
         if is_backward:
             arrange_images(graph, inputs)
+        if not compilation.is_in_order:
+            return None
         return {**as_planned, **held_layout(graph)} if is_backward else as_planned
 
     key = partition.key()

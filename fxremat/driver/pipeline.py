@@ -29,6 +29,7 @@ from fxremat.graph.collector import collector_paused
 from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.signature import device_title, signature
+from fxremat.inductor.images import work_alike
 from fxremat.inductor.order import order_recomputation
 from fxremat.options.options import (
     Budget,
@@ -468,6 +469,7 @@ def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.Graph
     is_lowered = options.compiler == "inductor"
     forward, backward = partition(graph, options.inplace and options.compiler == "eager", is_lowered)
     if is_lowered:
+        work_alike(forward, backward)
         order_recomputation(backward)
     else:
         let_views_copy(forward)

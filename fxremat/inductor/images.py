@@ -2,8 +2,12 @@
 
 Inductor stores a value that a gradient of a convolution reads in the order that was traced. A kernel that
 works channels last then copies it, and both are held. The value of a loop can as well be stored channels
-last at once, if nothing reads it that asks for another order: so it is told here, by a copy that Inductor
-computes inside of the loop. One run on fake tensors, for backwards with convolutions alone; O(n) besides.
+last at once, if nothing reads it that asks for another order: so it is told here.
+
+Later versions of torch ask for the order of the weights' gradient. For weights of one channel that is
+(N, H, C, W), which suits no kernel: images are copied to it and back. On a CPU such gradients are run as they
+are, on what lies as it is told; those that channels last need more memory than copies do get the order of
+the sizes. One run on fake tensors, for backwards with convolutions alone; O(n) besides.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxremat._torch import compilers
 from fxremat._torch.fakes import propagate_layouts
+from fxremat.device.calibrate import may_lie_in_order, needs_less_in_order
 from fxremat.graph import ops
 from fxremat.graph.loops import LOOPS, Kind, is_channels_first, kind
+from fxremat.graph.nodes import MIRROR
 
 
 def arrange_images(backward: fx.GraphModule, inputs: Sequence[Any]) -> int:
-    """Have images that loops compute stored channels last where convolutions and their gradients work so.
+    """Have images stored as the convolutions and gradients of convolutions work that read them.
 
     Args:
         backward: A backward; its nodes get the values that they have for these inputs.
@@ -29,27 +36,60 @@ def arrange_images(backward: fx.GraphModule, inputs: Sequence[Any]) -> int:
     Returns:
         How many values are stored in another order than was traced.
     """
-    if not any(ops.has_convolution(node) for node in backward.graph.nodes):
+    convolutions = list(filter(_has_convolution, backward.graph.nodes))
+    if not convolutions:
         return 0
     propagate_layouts(backward, inputs)
+    alone = list(filter(may_lie_in_order, convolutions))
+    in_order = list(filter(needs_less_in_order, alone))
     found = dict.fromkeys(
         image
-        for node in backward.graph.nodes
-        if ops.has_convolution(node) and _works_channels_last(node)
+        for node in convolutions
+        if node not in in_order and _works_channels_last(node)
         for image in _images(node)
         if is_channels_first(image.meta["val"]) and _may_lie_otherwise(image)
     )
     for image in found:
         _store_channels_last(image)
-    if found:
+    copied = sum(map(_read_in_order, in_order))
+    for node in alone:
+        _run_as_it_is(node)
+    if found or alone:
         backward.recompile()
-    return len(found)
+    return len(found) + copied
+
+
+def work_alike(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Have the convolutions of a backward work channels last where those of its forward do.
+
+    Weights of one channel or one point lie in either order, and what is computed again from a value that was
+    traced in the order of its sizes would stay so. Gradients that Inductor lays out for are left alone.
+    """
+    if not compilers.lays_out_channels_last(list(forward.graph.nodes)):
+        return
+    for node in list(filter(ops.has_convolution, backward.graph.nodes)):
+        if ops.is_convolution(node) or may_lie_in_order(node) or _weights(node).meta["val"].shape[1] > 1:
+            _see(node, torch.channels_last)
+    backward.recompile()
+
+
+def _weights(node: fx.Node) -> fx.Node:
+    """The weights of a convolution, or of the convolution that a node is the gradient of."""
+    weights = node.args[2 if ops.is_convolution_gradient(node) else 1]
+    assert isinstance(weights, fx.Node)
+    return weights
 
 
 def _images(node: fx.Node) -> Sequence[fx.Node]:
     """What a convolution or its gradient reads of a batch, its weights left out."""
+    operands = node.args[2:] if compilers.gated(node) else node.args
     count = 2 if ops.is_convolution_gradient(node) else 1
-    return [each for each in node.args[:count] if isinstance(each, fx.Node)]
+    return [each for each in operands[:count] if isinstance(each, fx.Node)]
+
+
+def _has_convolution(node: fx.Node) -> bool:
+    """Whether a node is a convolution or the gradient of one, or waits to be."""
+    return ops.has_convolution(compilers.gated(node) or node)
 
 
 def _works_channels_last(node: fx.Node) -> bool:
@@ -63,8 +103,11 @@ def _may_lie_otherwise(image: fx.Node) -> bool:
     base: fx.Node | None = image
     while base is not None:
         image, base = base, ops.viewed_operand(base)
-    is_computed = image.op == "call_function" and kind(image) in LOOPS
-    return is_computed and all(kind(each) in LOOPS or ops.has_convolution(each) for each in _readers(image))
+    return _is_loop(image) and all(kind(each) in LOOPS or _has_convolution(each) for each in _readers(image))
+
+
+def _is_loop(node: fx.Node) -> bool:
+    return node.op == "call_function" and kind(node) in LOOPS
 
 
 def _readers(node: fx.Node) -> Iterable[fx.Node]:
@@ -75,9 +118,56 @@ def _readers(node: fx.Node) -> Iterable[fx.Node]:
 
 
 def _store_channels_last(image: fx.Node) -> None:
-    """Have all read a copy that lies channels last; nothing reads the value itself then."""
+    """Have all read a copy that lies channels last, and that Inductor computes inside of the loop."""
     layout = torch.channels_last
     with image.graph.inserting_after(image):
         copy = image.graph.call_function(torch.ops.aten.clone.default, (image,), {"memory_format": layout})
     image.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     copy.meta = {**image.meta, "val": image.meta["val"].clone(memory_format=layout)}
+
+
+def _read_in_order(gradient: fx.Node) -> int:
+    """Have a gradient read all in the order of the sizes; how many images lay otherwise."""
+    found = [each for each in _images(gradient) if not each.meta["val"].is_contiguous()]
+    for image in found:
+        compilers.read_as(gradient, image, image.meta["val"].contiguous(), alone=True)
+    _see(gradient, torch.contiguous_format)
+    return len(found)
+
+
+def _see(node: fx.Node, layout: torch.memory_format) -> None:
+    """Have weights that lie in either order look as the kernel is to work: strides of sizes of 1 say so.
+
+    Args:
+        node: A convolution, or the gradient of one.
+        layout: How it is to work.
+    """
+    weights = _weights(node)
+    value = weights.meta["val"]
+    lies_in_either = value.dim() == 4 and value.is_contiguous() and not is_channels_first(value)
+    if not lies_in_either or not _may_be_seen_otherwise(weights):
+        return
+    strides = torch.empty(value.shape, device="meta", memory_format=layout).stride()
+    with node.graph.inserting_before(node):
+        seen = node.graph.call_function(torch.ops.aten.as_strided.default, (weights, value.shape, strides))
+    seen.meta = {MIRROR: seen.name} if MIRROR in node.meta else {}  # of the same segment
+    seen.meta["val"] = value.as_strided(value.shape, strides)
+    node.replace_input_with(weights, seen)
+
+
+def _may_be_seen_otherwise(weights: fx.Node) -> bool:
+    """Whether they are an input of the graph or the cast of a value, and of known sizes.
+
+    Inductor of torch 2.11 forgets where in its memory a view begins of which other strides are asked for.
+    """
+    is_cast = ops.packet(weights) is ops.prims.convert_element_type
+    is_new = is_cast and weights.all_input_nodes[0].meta["val"].dtype != weights.meta["val"].dtype
+    is_known = all(isinstance(size, int) for size in weights.meta["val"].shape)
+    return is_known and (is_new or weights.op == "placeholder")
+
+
+def _run_as_it_is(gradient: fx.Node) -> None:
+    """Have Inductor call the operator on images that lie as their nodes say, and ask for no other order."""
+    gradient.meta["should_fallback"] = True
+    for image in filter(_is_loop, _images(gradient)):
+        compilers.read_as(gradient, image, image.meta["val"])

@@ -153,29 +153,17 @@ def lies_as(node: fx.Node, strides: Sequence[int]) -> bool:
     return all(graphs.hint(size) == 1 or graphs.hint(own) == graphs.hint(step) for size, own, step in each)
 
 
-def unsettled(graph: JointGraph) -> frozenset[str]:
-    """The gradients of convolutions, by name, of which only the code shows how what they read lies.
+def is_settled(graph: JointGraph) -> bool:
+    """Whether what gradients of convolutions read lies as they work, be it not for the code to show.
 
-    None of a backward whose convolutions work channels last, nor where that is as it lay before. Where those
-    of the forward do, a gradient gets their weights as they lie then, and works so, too; but weights of one
-    channel lie in either order.
+    So it is where the convolutions of either part work channels last: a gradient gets the weights of the
+    forward as they lie then, and works so, too. And so it is where it lies as it lay before.
     """
-    gradients = [node for node in graph.fx_nodes if ops.is_convolution_gradient(node)]
+    if lowered.gradients_keep_layouts() or not any(map(ops.is_convolution_gradient, graph.fx_nodes)):
+        return True
     forward, backward = graph.fx_nodes[: graph.boundary], graph.fx_nodes[graph.boundary :]
     inputs = graph.fx_nodes[: graph.num_inputs]
-    if not gradients or lowered.gradients_keep_layouts():
-        return frozenset()
-    if compilers.lays_out_channels_last([*inputs, *backward]):
-        return frozenset()
-    is_told = compilers.lays_out_channels_last(forward)
-    return frozenset(node.name for node in gradients if not (is_told and _weight_channels(node) > 1))
-
-
-def _weight_channels(gradient: fx.Node) -> int:
-    """The channels that the weights of a convolution have, of whose gradient this is the node."""
-    weight = gradient.args[2]
-    assert isinstance(weight, fx.Node)
-    return graphs.hint(weight.meta["val"].shape[1]) or 1
+    return any(map(compilers.lays_out_channels_last, (forward, [*inputs, *backward])))
 
 
 def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()) -> set[int]:

@@ -15,7 +15,7 @@ from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
 from fxremat.graph import ops
 from fxremat.graph.mirrors import expand
-from fxremat.inductor.images import arrange_images
+from fxremat.inductor.images import arrange_images, work_alike
 from fxremat.inductor.order import order_recomputation
 from fxremat.measure import measure_peak
 
@@ -36,14 +36,21 @@ class Chain(nn.Module):
         return x
 
 
-def backward_of(
+def halves_of(
     model: nn.Module, channels: int = CHANNELS, again: Callable[[str], bool] = lambda name: False
-) -> fx.GraphModule:
-    """The backward of a small batch, which computes the nodes of the forward again of which that is said."""
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward of a small batch, which computes the nodes again of which that is said."""
     graph = fxremat.capture(model, torch.randn(2, channels, 12, 12, requires_grad=True), loss=torch.sum)
     forward = graph.nodes[graph.num_inputs : graph.boundary]
     counts = {node.name: 1 for node in forward if again(node.name)}
-    return partition(rewrite(graph, expand(graph, counts)))[1]
+    return partition(rewrite(graph, expand(graph, counts)))
+
+
+def backward_of(
+    model: nn.Module, channels: int = CHANNELS, again: Callable[[str], bool] = lambda name: False
+) -> fx.GraphModule:
+    """The backward alone."""
+    return halves_of(model, channels, again)[1]
 
 
 def handed(backward: fx.GraphModule, layout: torch.memory_format, but: str = "") -> list[Tensor]:
@@ -107,6 +114,41 @@ def test_an_image_that_a_product_reads_stays_as_traced(is_read: bool) -> None:
     assert isinstance(image, fx.Node) and is_channels_last(image) is not is_read
 
 
+@pytest.mark.parametrize(("size", "is_in_order"), [(3, False), (7, True)])
+def test_gradients_of_single_channels_lie_as_they_need_less(size: int, is_in_order: bool) -> None:
+    """Small images under large weights of one channel each are copied: channels last those become dense."""
+    depthwise = nn.Conv2d(128, 128, size, padding=size // 2, groups=128, bias=False)
+    backward = backward_of(nn.Sequential(nn.Conv2d(CHANNELS, 128, 3), depthwise))
+    arrange_images(backward, handed(backward, torch.channels_last))
+    first = next(filter(ops.is_convolution_gradient, backward.graph.nodes))
+    image, weights = (each.meta["val"] for each in first.all_input_nodes[1:3])
+    assert image.is_contiguous() is is_in_order and weights.stride(1) == (size * size if is_in_order else 1)
+
+
+def test_what_runs_again_works_as_it_did_in_the_forward() -> None:
+    """Weights of one channel or one point lie in either order, and so does the first image."""
+
+    class Points(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = (1, 3), (CHANNELS, 1), (CHANNELS, 1)
+            self.layers = nn.ModuleList(nn.Conv2d(channels, CHANNELS, size) for channels, size in sizes)
+            self.last = nn.Conv2d(CHANNELS, 2 * CHANNELS, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x).tanh()
+            return self.last(x)
+
+    forward, backward = halves_of(Points(), 1, again=lambda name: True)
+    work_alike(forward, backward)
+    order_recomputation(backward)
+    arrange_images(backward, handed(backward, torch.contiguous_format))
+    made = list(filter(ops.is_convolution, backward.graph.nodes))
+    assert made and all(map(is_channels_last, made))
+    assert len(images(backward)) == 8 and all(map(is_channels_last, images(backward)[1:]))
+
+
 def test_a_convolution_that_waits_is_laid_out_as_it_works() -> None:
     """Its graph of its own was traced contiguous, and Inductor would copy what it makes to that."""
     backward = backward_of(Chain(torch.tanh), again={"convolution", "tanh"}.__contains__)
@@ -147,3 +189,29 @@ def test_code_holds_no_copies_of_images() -> None:
     assert measured < 8.2 * images.nbytes
     if torch.__version__.startswith("2.13"):
         assert report.lowered_peak_bytes == pytest.approx(report.solution.peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("budget", [None, "min"])
+def test_parts_of_weights_stay_where_they_lie(budget: str | None) -> None:
+    """Gradients are those of the very weights, be they a slice, a part of a split or a cast of some."""
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sliced, self.split, self.cast = (
+                nn.Parameter(torch.randn(16, 1, 3, 3, dtype=dtype))
+                for dtype in (torch.float32, torch.float32, torch.float64)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            for weights in (self.sliced[8:], *self.split.split(8), self.cast[8:].float()):
+                x = nn.functional.conv2d(x, weights, padding=1, groups=8).tanh()
+            return x.square().mean()
+
+    model, images = Packed(), torch.randn(2, 8, 6, 6)
+    model(images).backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with fresh_cache():
+        torch.compile(model, backend="fxremat", options={"budget": budget})(images).backward()
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)

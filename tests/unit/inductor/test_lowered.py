@@ -21,7 +21,7 @@ from unseen import no_loops
 
 import fxremat
 from fxremat._torch import compilers
-from fxremat._torch.lowered import GeneratedCode, gradients_keep_layouts
+from fxremat._torch.lowered import GeneratedCode
 from fxremat.driver import compilation, pipeline
 from fxremat.driver.correction import Correction
 from fxremat.driver.pipeline import Choice, planned
@@ -452,7 +452,7 @@ def test_scratch_memory_of_convolutions_over_sequences(groups: int) -> None:
 
 @pytest.mark.usefixtures("no_kernels", "codes")
 @pytest.mark.parametrize("budget", [None, "min"])
-def test_a_backward_works_in_the_layout_that_it_has_without_a_plan(budget: str | None) -> None:
+def test_a_backward_needs_no_more_than_without_a_plan(budget: str | None) -> None:
     """Convolutions of single channels need many times the memory of their operands channels last."""
 
     class Block(nn.Module):
@@ -470,10 +470,23 @@ def test_a_backward_works_in_the_layout_that_it_has_without_a_plan(budget: str |
     without = taken(torch.compile(net, backend="inductor"), images)
     report, measured = stepped(net, images, budget=budget)
     assert report.lowered_peak_bytes == measured <= without
-    if gradients_keep_layouts():  # then theirs is that of the forward, which the plan knows
-        assert measured <= 1.03 * report.solution.peak_bytes
-    else:
-        assert GRADIENTS_DECIDE or measured < 128 * 128 * 7 * 7 * 4
+    assert measured < 128 * 128 * 7 * 7 * 4 and measured <= 1.03 * report.solution.peak_bytes
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("budget", [None, 0.9])
+def test_no_image_is_copied_for_the_gradients_of_single_channels(
+    budget: float | None, codes: list[GeneratedCode]
+) -> None:
+    """Nor is anything that the backward computes: the order of their weights' gradient is not asked for."""
+    layers = [(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)]
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), *itertools.chain.from_iterable(layers), nn.Flatten(0))
+    compiled = torch.compile(net, backend="fxremat", options={"budget": budget, "scope": "graph"})
+    compiled(torch.randn(2, 3, 18, 18)).sum().backward()
+    backward = codes[-1]
+    gradients = [each for each in backward.operations.values() if each.layouts and not each.is_loop]
+    read = [layout for each in gradients[:3] for layout in each.layouts[:2]]
+    assert len(gradients) == 4 and set(read) == {((2, 8, 16, 16), (2048, 1, 128, 8))}
 
 
 @pytest.mark.usefixtures("no_kernels")
