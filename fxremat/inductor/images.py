@@ -156,10 +156,12 @@ def _see(node: fx.Node, layout: torch.memory_format) -> None:
 
 
 def _may_be_seen_otherwise(weights: fx.Node) -> bool:
-    """Whether they are an input of the graph or the cast of a value, and of known sizes.
+    """Whether they are of known sizes, and an input of the graph or a cast, as it is or seen otherwise.
 
     Inductor of torch 2.11 forgets where in its memory a view begins of which other strides are asked for.
     """
+    if weights.target is torch.ops.aten.as_strided.default and len(weights.args) == 3:
+        (weights,) = weights.all_input_nodes
     is_cast = ops.packet(weights) is ops.prims.convert_element_type
     is_new = is_cast and weights.all_input_nodes[0].meta["val"].dtype != weights.meta["val"].dtype
     is_known = all(isinstance(size, int) for size in weights.meta["val"].shape)

@@ -118,7 +118,8 @@ def test_an_image_that_a_product_reads_stays_as_traced(is_read: bool) -> None:
 def test_gradients_of_single_channels_lie_as_they_need_less(size: int, is_in_order: bool) -> None:
     """Small images under large weights of one channel each are copied: channels last those become dense."""
     depthwise = nn.Conv2d(128, 128, size, padding=size // 2, groups=128, bias=False)
-    backward = backward_of(nn.Sequential(nn.Conv2d(CHANNELS, 128, 3), depthwise))
+    forward, backward = halves_of(nn.Sequential(nn.Conv2d(CHANNELS, 128, 3), depthwise))
+    work_alike(forward, backward)
     arrange_images(backward, handed(backward, torch.channels_last))
     first = next(filter(ops.is_convolution_gradient, backward.graph.nodes))
     image, weights = (each.meta["val"] for each in first.all_input_nodes[1:3])
