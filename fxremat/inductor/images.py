@@ -160,12 +160,13 @@ def _may_be_seen_otherwise(weights: fx.Node) -> bool:
 
     Inductor of torch 2.11 forgets where in its memory a view begins of which other strides are asked for.
     """
+    if not all(isinstance(size, int) for size in weights.meta["val"].shape):
+        return False
     if weights.target is torch.ops.aten.as_strided.default and len(weights.args) == 3:
-        (weights,) = weights.all_input_nodes
-    is_cast = ops.packet(weights) is ops.prims.convert_element_type
-    is_new = is_cast and weights.all_input_nodes[0].meta["val"].dtype != weights.meta["val"].dtype
-    is_known = all(isinstance(size, int) for size in weights.meta["val"].shape)
-    return is_known and (is_new or weights.op == "placeholder")
+        weights = weights.all_input_nodes[0]
+    if ops.packet(weights) is ops.prims.convert_element_type:
+        return bool(weights.all_input_nodes[0].meta["val"].dtype != weights.meta["val"].dtype)
+    return weights.op == "placeholder"
 
 
 def _run_as_it_is(gradient: fx.Node) -> None:
