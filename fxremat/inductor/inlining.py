@@ -6,7 +6,7 @@ The first and the third rule of ``fusion.py``. Linear in steps and reads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
@@ -15,6 +15,7 @@ from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
 from fxremat.inductor.operations import MOST, Operations
 from fxremat.inductor.products import summed_products
+from fxremat.inductor.segments import OWN_BUFFER
 from fxremat.inductor.shown import State
 
 # Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
@@ -39,7 +40,7 @@ class Inlining:
         is_dear: For each pointwise step, whether computing it inside of its readers would be too much work.
         realized: For each step, whether its value is computed where it stands.
         realized_at: For each step that is realized, where: where it stands, or where a window or an external
-            kernel first reads it.
+            kernel first reads it, or another waits for it.
         early_readers: For steps that are realized late, the loops before that, which compute them themselves.
         realized_readers: For each step, the realized ones that read its value, themselves or through inlined
             steps.
@@ -62,6 +63,7 @@ class Inlining:
         for product, total in products.items():
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
+        self._waited_at = dict(self._waits_for_loops(waits)) if waits else {}
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
         self.leaves = nothing.copy()
         self._buffers_read = nothing  # the leaves with an operator's outputs told apart
@@ -81,6 +83,26 @@ class Inlining:
         boundary = self.binding.boundary
         forward = enumerate(self.readers[:boundary])
         return frozenset(step for step, each in forward if each and each[-1] >= boundary)  # they ascend
+
+    def _waits_for_loops(self, waits: Collection[int]) -> Iterable[tuple[int, int]]:
+        """Loops that a step waits for, and that step: those that run once, for external kernels behind it.
+
+        It waits for the last that gets a buffer before it (``order.py``).
+        """
+        before: int | None = None
+        for step in range(self.binding.boundary, len(self.kinds)):
+            if step in waits and before is not None:
+                yield before, step
+                before = None  # who waits is the next to be waited for
+            if self.kinds[step] in OWN_BUFFER:
+                before = None
+            elif step not in self._products and self._is_handed_over(step):
+                before = step
+
+    def _is_handed_over(self, step: int) -> bool:
+        """Whether a step is a loop that runs once, and that an external kernel reads."""
+        is_loop = self.kinds[step] is Kind.POINTWISE and not self.binding.is_mirror[step]
+        return is_loop and any(self.loops[reader].kind is Kind.KERNEL for reader in self.readers[step])
 
     def _realize(self) -> None:
         """Find what computing each step reads, inlined operands looked through, and what is realized."""
@@ -120,7 +142,8 @@ class Inlining:
                 self.is_dear[step] = self._costs_much(step, operations)
                 realized[step] = self._must_realize(step)
                 if realized[step]:
-                    self.realized_at[step] = self._place(step)
+                    place = self._place(step)
+                    self.realized_at[step] = min(place, self._waited_at.get(step, place))
 
     def _must_realize(self, step: int) -> bool:
         """Whether a pointwise value is computed where it stands, for its readers can't compute it."""

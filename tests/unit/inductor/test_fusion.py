@@ -272,6 +272,22 @@ def test_loops_before_the_product_that_a_value_is_realized_for_compute_it_themse
     assert inlining.realized_at[at("mul")] == at("mm_2")
 
 
+def test_a_loop_that_recomputation_waits_for_is_computed_before_it() -> None:
+    """What a product reads of it would else be held while others are computed again."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.abs(torch.mm(torch.sin(torch.mm(x, w)), w)), w)
+
+    inputs = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6)
+    graph = fxremat.capture(Function(function), *inputs, loss=torch.sum)
+    behind = graph.names.index("mul") + 1
+    plain, again = graph.names, [*graph.names[:behind], "mm", "sin", *graph.names[behind:]]
+    reader = next(name for name in plain[behind:] if name.startswith("mm"))
+    for schedule, runs_at in ((plain, plain.index(reader)), (again, behind)):
+        lowering = INDUCTOR.lower(graph, bind(graph, schedule))
+        assert lowering.runs_at[schedule.index("mul")] == runs_at
+
+
 def test_kernels_are_put_where_their_first_buffer_stands() -> None:
     """Or behind what they read: the one of 0 and 5 reads 4, and does not pull it before 1."""
 

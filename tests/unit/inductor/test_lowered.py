@@ -649,6 +649,35 @@ def external_kernels(given: GeneratedCode) -> list[str]:
     return [given.origins(buffer)[0].name for buffer in buffers if buffer and given.origins(buffer)]
 
 
+class Products(nn.Module):
+    """Products with loops between them, so that those of the backward are each the operand of one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        trained = [True, False, False, False]
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(64, 64) / 8, each) for each in trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weights in self.weights:
+            x = torch.sin(torch.mm(x, weights))
+        return x.sum()
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_a_loop_that_recomputation_waits_for_is_computed_before_it() -> None:
+    """Right behind the product that it reads, before others are computed again: so the code has it."""
+
+    def again(problem: Problem) -> list[str]:
+        graph = problem.graph
+        products = [name for name in graph.names[: graph.boundary] if name.startswith("mm")]
+        behind = graph.names.index("mul_1") + 1
+        again = (products[0], "sin", products[1], "sin_1")
+        return [*graph.names[:behind], *again, *graph.names[behind:]]
+
+    report, measured = stepped(Products(), torch.randn(4096, 64), planner=again)
+    assert report.solution.peak_bytes == report.lowered_peak_bytes == measured
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_kernels")
 def test_kernels_run_again_where_the_schedule_has_them(codes: list[GeneratedCode]) -> None:
