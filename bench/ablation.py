@@ -92,7 +92,6 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "concatenation": (
         (grouping.Grouping, "_find_feeders", lambda *rest: ()),
         (buffers, "held_operands", lambda *rest: {}),
-        (buffers, "convolution_copies", lambda *rest: ()),
     ),
     "pooling": (
         (grouping, "scatters", lambda *rest: {}),

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from fxremat.graph.loops import Kind
-from fxremat.inductor.concatenation import convolution_copies, held_operands, is_in_slices
+from fxremat.inductor.concatenation import held_operands, is_in_slices
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
 from fxremat.inductor.kernels import Kernel, depends_on
@@ -43,7 +43,7 @@ class Buffers:
     def lowering(self) -> Lowering:
         """What has a buffer, less what is held in others or takes their place, and the copies."""
         timing = self.timing
-        held_in, copies = self._cats()
+        held_in = self._held_in_cats()
         is_stored = [step not in held_in and self._has_buffer(step) for step in range(len(self.kernels))]
         replaces = self.replaced(is_stored)
         found = self.grouping.scatters
@@ -52,7 +52,6 @@ class Buffers:
         extra = [
             *self._reuses(replaces),
             *((first and at[first], self._read_until(readers), size) for first, readers, size in copied),
-            *copies,
             *self._copies_shown(),
             *self._sequences(),
             *self._parts(),
@@ -149,21 +148,15 @@ class Buffers:
 
     # -- what is held in another, or copied
 
-    def _cats(self) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
-        """The operands that are held in concatenations, and the copies that are made of these."""
-        feeders, runs_at = self.grouping.feeders, self.timing.runs_at
+    def _held_in_cats(self) -> dict[int, int]:
+        """The operands that are held in concatenations, and these."""
+        feeders = self.grouping.feeders
         if not feeders:
-            return {}, []
+            return {}
         channels = channels_last(self.graph, self.binding, self.grouping.recomputation.waiting)
         reads = {read for step in feeders for read in self.binding.reads[step] if read is not None}
         free = frozenset(read for read in reads if self._has_free_layout(read, read in channels))
-        held_in = held_operands(self.graph, self.binding, feeders, free)
-        kernels = ((step, self.kernels[step]) for step in feeders)
-        complete = {step: kernel.runs_at for step, kernel in kernels if kernel is not None}
-        holders = frozenset(held_in.values())
-        readers = self.inlining.readers
-        copies = convolution_copies(self.graph, self.binding, complete, runs_at, readers, holders)
-        return held_in, list(copies)
+        return held_operands(self.graph, self.binding, feeders, free, self.inlining.readers)
 
     def _has_free_layout(self, step: int, is_channels_last: bool) -> bool:
         """Whether nothing fixes how a stored value lies: no other graph, no kernel that reads it."""

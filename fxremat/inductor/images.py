@@ -22,7 +22,7 @@ from fxremat._torch import compilers
 from fxremat._torch.fakes import propagate_layouts
 from fxremat.device.calibrate import may_lie_in_order, needs_less_in_order
 from fxremat.graph import ops
-from fxremat.graph.loops import LOOPS, Kind, is_channels_first, kind
+from fxremat.graph.loops import LOOPS, Kind, is_channels_first, kind, loop
 from fxremat.graph.nodes import MIRROR
 
 
@@ -119,11 +119,34 @@ def _readers(node: fx.Node) -> Iterable[fx.Node]:
 
 def _store_channels_last(image: fx.Node) -> None:
     """Have all read a copy that lies channels last, and that Inductor computes inside of the loop."""
-    layout = torch.channels_last
+    if loop(image).is_cat and image.meta["val"].is_cpu:
+        _concatenate_channels_last(image)
+    else:
+        image.replace_all_uses_with(copy := _copied(image), delete_user_cb=lambda user: user is not copy)
+
+
+def _concatenate_channels_last(cat: fx.Node) -> None:
+    """Have a concatenation on a CPU lie channels last, to whose buffer the loops of its operands write.
+
+    So it lies if it is given copies that do and that nobody else reads, which are computed inside of these
+    loops. A convolution then reads it as it lies; Inductor would copy it to the order that was traced, and
+    back. A copy that lies as its source Inductor leaves out: such a source is copied by way of another.
+    """
+    for operand in filter(_is_loop, cat.all_input_nodes):
+        source = (
+            operand if is_channels_first(operand.meta["val"]) else _copied(operand, torch.contiguous_format)
+        )
+        cat.replace_input_with(operand, _copied(source))
+    first = min(filter(_has_convolution, cat.users))
+    compilers.read_as(first, cat, cat.meta["val"].to(memory_format=torch.channels_last))
+
+
+def _copied(image: fx.Node, layout: torch.memory_format = torch.channels_last) -> fx.Node:
+    """A copy of a value in this layout; nobody reads it yet."""
     with image.graph.inserting_after(image):
         copy = image.graph.call_function(torch.ops.aten.clone.default, (image,), {"memory_format": layout})
-    image.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     copy.meta = {**image.meta, "val": image.meta["val"].clone(memory_format=layout)}
+    return copy
 
 
 def _read_in_order(gradient: fx.Node) -> int:

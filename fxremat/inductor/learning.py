@@ -14,7 +14,6 @@ from fxremat.graph.loops import Kind
 from fxremat.graph.nodes import STEP
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.buffers import Buffers
-from fxremat.inductor.concatenation import is_copied_for
 from fxremat.inductor.facts import facts, informed
 from fxremat.inductor.fusion import lower
 from fxremat.inductor.generated import CodeMemory
@@ -81,8 +80,6 @@ def _shown(graph: JointGraph, binding: Binding, code: GeneratedCode, memory: Cod
         if state is not _predicted(inlining, lowering, step):
             states[spot(binding, inlining.readers, step)] = state
     for (step, reader), size in told.copies.items():
-        if step in grouping.feeders and is_copied_for(graph, binding, step, reader):
-            continue  # as is predicted
         copies[spot(binding, inlining.readers, step), binding.nodes[reader]] = size
     for step, leaf in replaced.items():
         if told.states.get(step) is State.STORED and told.replaced.get(step) != leaf:

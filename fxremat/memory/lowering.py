@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from fxremat.memory.inplace import Overwrite
@@ -50,10 +49,8 @@ class Copies(NamedTuple):
     Attributes:
         of_inputs: For each input that is copied for several readers, these nodes and the bytes. The copy is
             there from the forward on until the last of them has run.
-        of_mirrors: For nodes whose value is copied for a reader where it is computed again, the bytes.
         after_bytes: What is live behind the last step, the copy of a gradient included (``Lowering``).
     """
 
     of_inputs: Sequence[tuple[Sequence[int], int]] = ()
-    of_mirrors: Mapping[int, int] = MappingProxyType({})
     after_bytes: int = 0

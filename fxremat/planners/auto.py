@@ -40,10 +40,8 @@ from fxremat.search.replay import followed
 from fxremat.search.row import ENOUGH_TRIES, Row
 
 MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
-REFINED, REFINED_NODES = (
-    0.4,
-    600,
-)  # plans that are refined for each try, and of how large a graph; fewer of larger
+TRIES_BESIDE = 16  # for one variant, with which another has a few plans as well
+REFINED, REFINED_NODES = 0.4, 600  # plans that are refined for a try, and in graphs of up to so many nodes
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 STEPS_OF_REVOLVE = 30_000  # of its plans together, which are starts
@@ -56,16 +54,14 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     default = default_plan(problem)
     graph, variants = problem.graph, _variants(problem, default)
     tries = _tries(problem, len(graph.nodes))
-    variants = variants[: max(1, tries // ENOUGH_TRIES)]
     has_time = tries >= ENOUGH_TRIES
     recipes = _recipes(problem) if has_time else ()
     known = [each.schedule for each in recipes] if has_time else _schedules(problem)
     schedules: dict[Schedule, None] = {}
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
-    for inlined, joins_calls in variants:
+    for (inlined, joins_calls), share in zip(variants, _shares(problem, tries, len(variants)), strict=False):
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls, copies)
-        starts = [followed(condensed, each) for each in known]
-        row = Row(condensed, tries // len(variants), starts)
+        row = Row(condensed, share, [followed(condensed, each) for each in known])
         schedules |= dict.fromkeys(map(condensed.schedule, row.plans()))
     found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
@@ -104,6 +100,16 @@ def _tries(problem: Problem, nodes: int) -> int:
     if problem.time_limit_seconds is not None:
         return round(problem.time_limit_seconds * STEPS_PER_SECOND / max(1, nodes))
     return int(MAX_TRIES * min(1.0, FEW_NODES / max(1, nodes)) ** 1.5)
+
+
+def _shares(problem: Problem, tries: int, variants: int) -> list[int]:
+    """The tries for each variant: equal parts where these are enough, else all for the first.
+
+    The others then have a few plans without tries, unless none are asked for or the graph is very large.
+    """
+    equal = max(1, min(variants, tries // ENOUGH_TRIES))
+    has_others = problem.budgets != () and tries >= TRIES_BESIDE
+    return [tries // equal] * equal + [0] * (variants - equal) * has_others
 
 
 def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:

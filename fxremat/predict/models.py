@@ -23,7 +23,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
-from fxremat.inductor.concatenation import copied_cats, is_in_slices
+from fxremat.inductor.concatenation import is_in_slices
 from fxremat.inductor.layout import after_bytes, input_copies, is_settled
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
@@ -148,14 +148,14 @@ class Inductor(MemoryModel):
         return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True, settled=settled)
 
     def copies(self, graph: JointGraph, binding: Binding) -> Copies:
-        """Those of inputs that lie channels last, of concatenations for convolutions, and of gradients."""
+        """Those of inputs that lie channels last, and of gradients."""
         nodes = binding.nodes
         of_inputs = [
             ([nodes[step] for step in readers], size)
             for _, readers, size in input_copies(graph, binding)
             if len(readers) > 1
         ]
-        return Copies(of_inputs, copied_cats(graph), after_bytes(graph, binding))
+        return Copies(of_inputs, after_bytes(graph, binding))
 
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""

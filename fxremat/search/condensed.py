@@ -297,7 +297,6 @@ class _Condenser:
         self.storage_bytes = list(graph.storage_bytes)  # and, behind the graph's own, of the copies
         self.copies_made: dict[int, list[int]] = {}  # by operator
         self.copies_read: dict[int, list[int]] = {}
-        self.copies_remade: dict[int, int] = {}
         self.after_bytes = copies.after_bytes
         self._count(copies)
 
@@ -309,16 +308,13 @@ class _Condenser:
             for place, operator in enumerate(sorted(operators)):
                 (self.copies_read if place else self.copies_made).setdefault(operator, []).append(storage)
             self.storage_bytes.append(size)
-        for node, size in copies.of_mirrors.items():
-            self.copies_remade[node] = len(self.storage_bytes)
-            self.storage_bytes.append(size)
 
     def condense(self) -> Condensed:
         graph = self.graph
         groups = self._groups()
         maker: list[int] = []
         for index, group in enumerate(groups):
-            for storage in (*self._made(group), *self._copied_again(group)):
+            for storage in self._made(group):
                 self.buffers[storage] = len(maker)
                 self.bytes.append(self.storage_bytes[storage] if storage >= 0 else 0)
                 maker.append(index)
@@ -337,10 +333,6 @@ class _Condenser:
         """The storages that a group allocates; one that allocates none stands for one without bytes."""
         created = [storage for node in group for storage in self.graph.nodes[node].creates]
         return [*(created or [-1 - group[0]]), *self.copies_made.get(group[0], ())]
-
-    def _copied_again(self, group: tuple[int, ...]) -> list[int]:
-        """The storages that only the further runs of a group allocate."""
-        return [self.copies_remade[node] for node in group if node in self.copies_remade]
 
     def _is_view(self, node: int) -> bool:
         """Whether a node allocates nothing and holds what it reads for as long as it is needed."""
@@ -383,7 +375,7 @@ class _Condenser:
         )
         read |= dict.fromkeys(buffers[storage] for storage in self.copies_read.get(group[0], ()))
         made = self._made(group)
-        remade = [storage for node in nodes for storage in node.recreates] + self._copied_again(group)
+        remade = [storage for node in nodes for storage in node.recreates]
         is_kept = any(graph.is_kept(node) for node in group[:1]) or not self.once.isdisjoint(made)
         is_late = group[0] >= graph.boundary
         limits = [node.at_most + 1 for node in nodes if node.at_most is not None]

@@ -20,12 +20,9 @@ from fxremat.driver.correction import Correction
 from fxremat.driver.pipeline import Choice
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, bind
-from fxremat.inductor import learning
 from fxremat.inductor.facts import facts, informed, like
 from fxremat.inductor.generated import CodeMemory, Handed, read
-from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.learning import learn
-from fxremat.inductor.segments import recomputation
 from fxremat.inductor.shown import NOTHING, Shown, Spot, State
 from fxremat.predict.models import INDUCTOR
 
@@ -214,18 +211,6 @@ def test_predictions_get_right(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     taught = learn(default.problem.graph, bind(default.problem.graph, default.solution.schedule), codes)
     assert error(taught, default.solution.schedule, codes[-1][1]) <= 0.02
     assert error(like(graph, taught), schedule, backward) <= before
-
-
-def test_copies_that_are_predicted_are_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As facts beside the rule they would count twice."""
-    seen = Seen(monkeypatch)
-    compiled(4, "min")
-    (choice, [_, (code, memory)]), *_ = seen.plans
-    graph, binding = choice.problem.graph, bind(choice.problem.graph, choice.solution.schedule)
-    inlining = Inlining(graph, binding, recomputation(graph, binding).waiting)
-    assert learning._Told(code, memory, inlining).copies
-    shown = learning._shown(graph, binding, code, memory)
-    assert not any(graph.loops[spot.node].is_cat for spot, _ in shown.copies)
 
 
 def test_what_explains_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

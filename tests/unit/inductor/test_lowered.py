@@ -345,6 +345,15 @@ def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> 
     assert report.peak_bytes == report.lowered_peak_bytes and "the generated code" in report.summary()
 
 
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_a_concatenation_that_runs_again_is_not_copied() -> None:
+    """It lies as the gradient of the convolution works that reads it; an operand is read later as well."""
+    module, inputs = models.fresh(models.case("unet", "full"))
+    report, measured = stepped(module, *inputs, budget="min")
+    assert any(name.startswith("cat") for name in report.solution.mirror_counts)
+    assert report.solution.peak_bytes == report.lowered_peak_bytes == measured
+
+
 class Patches(nn.Module):
     """A convolution that works channels last, with weights that are larger than all that it makes."""
 

@@ -29,7 +29,7 @@ from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleEr
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule, validate
-from fxremat.planners import PLANNERS, revolve
+from fxremat.planners import PLANNERS, auto, revolve
 from fxremat.planners.recursive import counts_of, split, with_cuts
 from fxremat.planners.sublinear import algorithm_3, budgets
 from fxremat.predict.models import profile
@@ -379,6 +379,19 @@ def test_the_frontier_is_strictly_ordered(name: str) -> None:
     for before, after in pairwise(front):
         assert before.peak_bytes > after.peak_bytes
         assert before.seconds < after.seconds
+
+
+@pytest.mark.parametrize(
+    ("budgets", "tries", "shares"),
+    [(None, 256, [128, 128]), (None, 100, [100, 0]), ((), 100, [100]), (None, 3, [3]), ((), 256, [128, 128])],
+)
+def test_variants_of_a_large_graph_share_the_tries(
+    budgets: tuple[int, ...] | None, tries: int, shares: list[int]
+) -> None:
+    """The second has some plans where there is time for few, if plans are asked for at all."""
+    asked = replace(problem(chain(4)), budgets=budgets)
+    assert auto._shares(asked, tries, 2) == shares
+    assert auto._shares(asked, tries, 1) == [tries]
 
 
 @pytest.mark.parametrize("name", GRAPHS)
