@@ -257,7 +257,7 @@ def condense(
         inlined: Nodes that get no buffer, whatever the schedule.
         joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
         copies: The copies that all schedules have in common. Those of inputs are made by their first reader,
-            when it runs first; what is copied when it is computed again makes the copy itself.
+            when it runs first.
     """
     return _Condenser(graph, costs, model, inlined, joins_calls, copies).condense()
 
