@@ -33,9 +33,10 @@ from torch.utils._ordered_set import OrderedSet
 
 from fxremat._torch import graphs, patches, versions
 from fxremat._torch.lowered import GeneratedCode, reader
-from fxremat._torch.scheduling import Origins, choices, running_in_order
+from fxremat._torch.scheduling import Order, Origins, choices, running
 
 __all__ = [
+    "Order",
     "Origin",
     "autocast_types",
     "cacheable",
@@ -86,8 +87,9 @@ def compile_as_inductor(
         return compile_fx(module, inputs, config_patches=dict(settings))  # type: ignore[return-value]
 
 
-def _as_usual(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> None:
+def _as_usual(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> Order | None:
     """Kernels run as Inductor has it."""
+    return None
 
 
 def compile_with_inductor(
@@ -98,7 +100,7 @@ def compile_with_inductor(
     outcome: Callable[[], object],
     read: Callable[[GeneratedCode], None],
     backward_now: bool = False,
-    in_order: Callable[[fx.GraphModule, Sequence[Any], bool], Mapping[str, Any] | None] = _as_usual,
+    in_order: Callable[[fx.GraphModule, Sequence[Any], bool], Order | None] = _as_usual,
     key: str | None = "",
 ) -> Callable[..., Any]:
     """Compile with Inductor.
@@ -117,9 +119,9 @@ def compile_with_inductor(
             An exception ends the compilation, and what this one has put into Inductor's cache goes.
         backward_now: Whether the backward is compiled with the forward, and not when it first runs. On a CPU
             no kernel of either is compiled then before the code of both was read.
-        in_order: Called with a forward or a backward, its example inputs, and whether it is a backward: more
-            configuration, for kernels that run where the first of their buffers stands in the graph; None
-            where they run as Inductor has it.
+        in_order: Called with a forward or a backward, its example inputs, and whether it is a backward: how
+            its kernels are to run, each where the first of its buffers stands in the graph; None where they
+            run as Inductor has it.
         key: What caches are to tell apart besides the graphs themselves; None if they are to stay out of it.
     """
     versions.require(versions.INDUCTORS)
@@ -136,7 +138,7 @@ def compile_with_inductor(
 
         ordered = in_order(args[0], args[1], is_backward)
         with (
-            contextlib.nullcontext() if ordered is None else running_in_order(ordered),
+            contextlib.nullcontext() if ordered is None else running(ordered),
             V.set_choices_handler(choices(V.choices, may_fuse)),
             patches.reading_code(reader(read_one, is_backward)),
         ):

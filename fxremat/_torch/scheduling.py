@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 from torch import fx
 from torch._inductor import custom_graph_pass
 
-__all__ = ["Origins", "by_place", "choices", "running_in_order"]
+__all__ = ["Order", "Origins", "by_place", "choices", "running"]
 
 Origins = Sequence[Sequence[fx.Node]]
 
 
-def running_in_order(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+class Order(NamedTuple):
+    """How the kernels of a graph are to run.
+
+    Attributes:
+        settings: Inductor's configuration for that.
+        calls: The numbers of the calls that loops are to be a part of, on a CPU, by what the meta of the nodes
+            that they are made for says.
+        key: Under which key.
+    """
+
+    settings: Mapping[str, Any]
+    calls: Mapping[int, int]
+    key: str
+
+
+def running(order: Order) -> contextlib.AbstractContextManager[Any]:
     """Have Inductor order kernels by ``_InOrder``, but where the user has it order them in another way."""
     from torch._inductor import config
 
-    found = dict(settings)
+    found = dict(order.settings)
     if config._post_fusion_custom_pass is None:
-        found["_post_fusion_custom_pass"] = _InOrder()
+        found["_post_fusion_custom_pass"] = _InOrder(order.calls, order.key)
     return config.patch(found)  # type: ignore[no-any-return]
 
 
@@ -32,21 +47,58 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
     operands live. So does a loop that products alone read: Inductor makes it for the first of them.
     """
 
+    def __init__(self, calls: Mapping[int, int], key: str) -> None:
+        self._calls = calls
+        self._key = key
+
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """The scheduler's nodes in the new order."""
         from torch._inductor.virtualized import V
 
-        places = {node: index for index, node in enumerate(V.graph.graph.nodes)}
+        traced = list(V.graph.graph.nodes)
+        places = {node: index for index, node in enumerate(traced)}
 
         def place(node: Any) -> int:
             own = ([places[each] for each in origins if each in places] for origins in _origins(node))
             return min(map(max, filter(None, own)), default=0)
 
-        return by_place(nodes, place)
+        found = by_place(nodes, place)
+        said = [traced[place(node)].meta.get(self._key) for node in found]
+        _end_calls(found, list(map(self._calls.get, said)))
+        return found
 
     def uuid(self) -> str:
         """What stands for the pass in keys of caches; the partitioner's key has the source."""
-        return "fxremat: kernels in order"
+        return f"fxremat: kernels in order, calls {sorted(self._calls.items())}"
+
+
+def _end_calls(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:
+    """Have a backend that runs several loops in one call end it where the number of the next is higher.
+
+    Args:
+        nodes: The scheduler's, in the order in which they run.
+        numbers: For each of them the number of its call; None where it may be a part of any.
+    """
+    ends: dict[Any, set[str]] = {}  # for each device, the names of what is made last in a call
+    latest = -1
+    for before, node, number in zip([None, *nodes], nodes, numbers, strict=False):
+        if number is not None and number > latest:
+            latest = number
+            if before is not None:
+                ends.setdefault(before.get_device(), set()).update(before.get_buffer_names())
+    for device, names in ends.items():
+        _flush_behind(nodes[0].scheduler, device, names)
+
+
+def _flush_behind(scheduler: Any, device: Any, names: Set[str]) -> None:
+    """Have a scheduler's backend for a device end its call behind what makes buffers of these names."""
+    backend = scheduler.get_backend(device)
+    usual = backend.ready_to_flush
+
+    def ready_to_flush() -> bool:
+        return usual() or bool(names & scheduler.current_node.get_buffer_names())
+
+    backend.ready_to_flush = ready_to_flush
 
 
 def by_place(nodes: list[Any], place: Callable[[Any], int]) -> list[Any]:

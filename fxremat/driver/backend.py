@@ -26,6 +26,7 @@ from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.emit.writes import guarded
 from fxremat.inductor.images import arrange_images
+from fxremat.graph.nodes import STEP
 from fxremat.inductor.order import held_layout, may_fuse
 from fxremat.options import settings
 from fxremat.options.options import Options, checked
@@ -144,12 +145,13 @@ def _compile_within_budget(
     options = compilation.options
     as_planned = {name: value for name, value in _AS_PLANNED.items() if name not in options.inductor}
 
-    def in_order(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> Mapping[str, Any] | None:
+    def in_order(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> compilers.Order | None:
         if is_backward:
             arrange_images(graph, inputs)
         if not compilation.is_in_order:
             return None
-        return {**as_planned, **held_layout(graph)} if is_backward else as_planned
+        settings = {**as_planned, **held_layout(graph)} if is_backward else as_planned
+        return compilers.Order(settings, compilation.calls(), STEP)
 
     key = partition.key()
     while True:

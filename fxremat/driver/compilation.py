@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -25,6 +25,8 @@ from fxremat.driver.pipeline import Choice, rewritten, split
 from fxremat.driver.policy import Policy, alone, prospects
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
+from fxremat.graph.schedule import bind
+from fxremat.inductor.calls import calls
 from fxremat.inductor.generated import Handed, handed, read
 from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
@@ -65,6 +67,7 @@ class Compilation:
         self.is_compiled = False
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
+        self._calls: Mapping[int, int] | None = None  # of the plan's steps
 
     @property
     def policy(self) -> Policy:
@@ -85,6 +88,15 @@ class Compilation:
     def is_in_order(self) -> bool:
         """Whether kernels run in the order of the plan."""
         return self.options.is_bounded and not self.correction.is_as_usual
+
+    def calls(self) -> Mapping[int, int]:
+        """The calls in which loops run on a CPU (``inductor/calls.py``)."""
+        if self._calls is None:
+            self._calls = {}
+            if self.choice is not None and self.choice.problem.graph.is_on_cpu:
+                graph = self.choice.problem.graph
+                self._calls = calls(graph, bind(graph, self.choice.solution.schedule))
+        return self._calls
 
     def split(
         self,
@@ -121,6 +133,7 @@ class Compilation:
     def _choose(self, problem: Problem) -> Choice:
         """The plan, and how a step sees it."""
         choice = self.correction.choose(problem)
+        self._calls = None
         self.prospects = prospects(choice)
         return choice
 

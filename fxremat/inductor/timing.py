@@ -1,8 +1,7 @@
 """Timing: when kernels run, and until when what they read is held.
 
-A kernel runs where the first of its steps stands, or as soon as all that it reads is there. On a CPU all
-loops between two external kernels are one call. What an inlined step reads is held until the last of its
-readers has run. Linear in steps and reads, but that kernels are put behind what they read until none moves.
+A kernel runs where the first of its steps stands, or as soon as all that it reads is there. What an inlined
+step reads is held until the last of its readers has run. Linear in steps and reads, but that kernels are put behind what they read until none moves.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ def timing(grouping: Grouping) -> Timing:
     boundary, num_steps = grouping.binding.boundary, len(grouping.kernels)
     kernels = in_order(dict.fromkeys(kernel for kernel in grouping.kernels if kernel is not None))
     spread(kernels, boundary, num_steps)
-    if grouping.graph.is_on_cpu:
-        join_calls(kernels, boundary)
     runs_at = [step if kernel is None else kernel.runs_at for step, kernel in enumerate(grouping.kernels)]
     copied_at = {
         (step, operand): kernel.runs_at
@@ -105,7 +102,7 @@ def in_order(found: Iterable[Kernel]) -> list[Kernel]:
 def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
     """Let kernels that have waited for others run behind these, not at the same step.
 
-    Loops at one step are one call. There are more steps than kernels, so that those put off catch up.
+    There are more steps than kernels, so that those put off catch up.
 
     Args:
         kernels: All kernels, in order.
@@ -115,24 +112,6 @@ def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
     before: Kernel | None = None
     for kernel in kernels:
         if before is not None and kernel.runs_at <= before.runs_at:
-            is_one_call = kernel.is_loop and before.is_loop
             end = boundary if kernel.steps[0] < boundary else num_steps
-            kernel.runs_at = min(before.runs_at + (not is_one_call), end - 1)
+            kernel.runs_at = min(before.runs_at + 1, end - 1)
         before = kernel
-
-
-def join_calls(kernels: Sequence[Kernel], boundary: int) -> None:
-    """Let loops between two external kernels run together, where the last of them stands.
-
-    Args:
-        kernels: All kernels, in order.
-        boundary: The first step of the backward, which is a program of its own.
-    """
-    call: list[Kernel] = []
-    for kernel in reversed(kernels):
-        is_other_part = bool(call) and kernel.runs_at < boundary <= call[0].runs_at
-        if not kernel.is_loop or is_other_part:
-            call = []
-        if kernel.is_loop:
-            call.append(kernel)
-            kernel.runs_at = call[0].runs_at

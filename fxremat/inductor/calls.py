@@ -1,0 +1,86 @@
+"""Calls: which loops run in one, as Inductor has it on a CPU, and where a plan ends one.
+
+All loops between two external kernels are one call of one C++ function: what they make is allocated before
+it, and what they read is freed behind it. A plan may need some of that to be freed earlier, or made later.
+There the call ends and another begins; a few more of them take longer to compile, so loops run in one where
+that needs no more memory than the plan takes anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Binding
+from fxremat.inductor.buffers import buffers
+from fxremat.inductor.grouping import Grouping
+from fxremat.inductor.inlining import Inlining
+from fxremat.inductor.segments import recomputation
+from fxremat.inductor.timing import timing
+from fxremat.memory.liveness import MemoryProfile, profile_of
+from fxremat.memory.lowering import Lowering
+
+CALL = "fxremat_call"  # key in the fx meta of a node: the number of the call that its loop is to be a part of
+
+
+def calls(graph: JointGraph, binding: Binding) -> dict[int, int]:
+    """For the steps of a schedule that loops compute, the numbers of their calls, which ascend.
+
+    Args:
+        graph: A traced graph on a CPU.
+        binding: The resolved schedule.
+    """
+    again = recomputation(graph, binding)
+    inlining = Inlining(graph, binding, again.waiting)
+    grouping = Grouping(graph, binding, inlining, again)
+    lowering = buffers(grouping, timing(grouping))
+    profile = profile_of(graph, binding, lowering)
+    loops = {kernel.runs_at: kernel.is_loop for kernel in grouping.kernels if kernel is not None}
+    made = _made_bytes(profile, lowering)
+    numbers = {}
+    for half in (range(binding.boundary), range(binding.boundary, len(binding.nodes))):
+        is_loop = [loops.get(step) for step in half]
+        part = slice(half.start, half.stop)
+        found = together(is_loop, profile.live_bytes[part].tolist(), made[part])
+        numbers.update(zip(half, found, strict=True))
+    return {
+        step: numbers[kernel.runs_at]
+        for step, kernel in enumerate(grouping.kernels)
+        if kernel is not None and kernel.is_loop
+    }
+
+
+def _made_bytes(profile: MemoryProfile, lowering: Lowering) -> list[int]:
+    """For each step the bytes that are allocated at it, less those in whose place others are."""
+    made = [0] * len(lowering.runs_at)
+    for _, _, size, birth, _ in profile.lives:
+        made[birth] += size
+    for first, _, size in lowering.extra_bytes:
+        made[first] += size
+    return made
+
+
+def together(is_loop: Sequence[bool | None], live_bytes: Sequence[int], made_bytes: Sequence[int]) -> list[int]:
+    """The number of the call at each step of a program, if calls are as few as its peak allows.
+
+    Args:
+        is_loop: For each step whether a loop runs at it; None if nothing does.
+        live_bytes: What is live at it, if each loop is a call of its own.
+        made_bytes: What is allocated at it.
+
+    >>> together([True, True, False, True, True], [3, 4, 4, 3, 3], [1, 1, 0, 1, 1])
+    [0, 0, 0, 1, 1]
+    >>> together([True, True, True], [3, 4, 3], [1, 3, 1])  # the first is freed before the third
+    [0, 1, 2]
+    """
+    peak_bytes = max(live_bytes, default=0)
+    numbers: list[int] = []
+    number, call_bytes, is_open = -1, 0, False
+    for is_one, live, made in zip(is_loop, live_bytes, made_bytes, strict=True):
+        call_bytes += made
+        if is_one is False:
+            is_open = False
+        elif is_one and not (is_open and call_bytes <= peak_bytes):
+            number, call_bytes, is_open = number + 1, live, True
+        numbers.append(max(number, 0))
+    return numbers
