@@ -19,13 +19,12 @@ class Order(NamedTuple):
 
     Attributes:
         settings: Inductor's configuration for that.
-        calls: The numbers of the calls that loops are to be a part of, on a CPU, by what the meta of the nodes
-            that they are made for says.
-        key: Under which key.
+        calls: On a CPU, the numbers of the calls that loops are to be a part of, of each step of a schedule.
+        key: Under which key the meta of a node says which step it is.
     """
 
     settings: Mapping[str, Any]
-    calls: Mapping[int, int]
+    calls: Sequence[int]
     key: str
 
 
@@ -47,7 +46,7 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
     operands live. So does a loop that products alone read: Inductor makes it for the first of them.
     """
 
-    def __init__(self, calls: Mapping[int, int], key: str) -> None:
+    def __init__(self, calls: Sequence[int], key: str) -> None:
         self._calls = calls
         self._key = key
 
@@ -63,13 +62,14 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
             return min(map(max, filter(None, own)), default=0)
 
         found = by_place(nodes, place)
-        said = [traced[place(node)].meta.get(self._key) for node in found]
-        _end_calls(found, list(map(self._calls.get, said)))
+        if self._calls:
+            steps = [traced[place(node)].meta.get(self._key) for node in found]
+            _end_calls(found, [None if step is None else self._calls[step] for step in steps])
         return found
 
     def uuid(self) -> str:
         """What stands for the pass in keys of caches; the partitioner's key has the source."""
-        return f"fxremat: kernels in order, calls {sorted(self._calls.items())}"
+        return f"fxremat: kernels in order, calls {self._calls}"
 
 
 def _end_calls(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:
@@ -79,13 +79,18 @@ def _end_calls(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:
         nodes: The scheduler's, in the order in which they run.
         numbers: For each of them the number of its call; None where it may be a part of any.
     """
+    from torch._inductor.scheduler import NopKernelSchedulerNode
+
     ends: dict[Any, set[str]] = {}  # for each device, the names of what is made last in a call
-    latest = -1
-    for before, node, number in zip([None, *nodes], nodes, numbers, strict=False):
+    latest, before = -1, None
+    for node, number in zip(nodes, numbers, strict=True):
+        if isinstance(node, NopKernelSchedulerNode):
+            continue  # nothing runs
         if number is not None and number > latest:
             latest = number
             if before is not None:
                 ends.setdefault(before.get_device(), set()).update(before.get_buffer_names())
+        before = node
     for device, names in ends.items():
         _flush_behind(nodes[0].scheduler, device, names)
 

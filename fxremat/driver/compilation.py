@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -67,7 +67,7 @@ class Compilation:
         self.is_compiled = False
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
-        self._calls: Mapping[int, int] | None = None  # of the plan's steps
+        self._calls: Sequence[int] | None = None  # of the plan's steps
 
     @property
     def policy(self) -> Policy:
@@ -89,10 +89,10 @@ class Compilation:
         """Whether kernels run in the order of the plan."""
         return self.options.is_bounded and not self.correction.is_as_usual
 
-    def calls(self) -> Mapping[int, int]:
-        """The calls in which loops run on a CPU (``inductor/calls.py``)."""
+    def calls(self) -> Sequence[int]:
+        """For each step of the plan, the call that its loop is a part of on a CPU (``inductor/calls.py``)."""
         if self._calls is None:
-            self._calls = {}
+            self._calls = []
             if self.choice is not None and self.choice.problem.graph.is_on_cpu:
                 graph = self.choice.problem.graph
                 self._calls = calls(graph, bind(graph, self.choice.solution.schedule))

@@ -23,8 +23,10 @@ from fxremat.memory.lowering import Lowering
 CALL = "fxremat_call"  # key in the fx meta of a node: the number of the call that its loop is to be a part of
 
 
-def calls(graph: JointGraph, binding: Binding) -> dict[int, int]:
-    """For the steps of a schedule that loops compute, the numbers of their calls, which ascend.
+def calls(graph: JointGraph, binding: Binding) -> list[int]:
+    """For each step of a schedule, the number of the call that its loop is a part of, or the latest before it.
+
+    Numbers ascend in the forward and, from 0 again, in the backward.
 
     Args:
         graph: A traced graph on a CPU.
@@ -37,17 +39,12 @@ def calls(graph: JointGraph, binding: Binding) -> dict[int, int]:
     profile = profile_of(graph, binding, lowering)
     loops = {kernel.runs_at: kernel.is_loop for kernel in grouping.kernels if kernel is not None}
     made = _made_bytes(profile, lowering)
-    numbers = {}
+    numbers: list[int] = []
     for half in (range(binding.boundary), range(binding.boundary, len(binding.nodes))):
-        is_loop = [loops.get(step) for step in half]
         part = slice(half.start, half.stop)
-        found = together(is_loop, profile.live_bytes[part].tolist(), made[part])
-        numbers.update(zip(half, found, strict=True))
-    return {
-        step: numbers[kernel.runs_at]
-        for step, kernel in enumerate(grouping.kernels)
-        if kernel is not None and kernel.is_loop
-    }
+        numbers += together(list(map(loops.get, half)), profile.live_bytes[part].tolist(), made[part])
+    steps = enumerate(grouping.kernels)
+    return [numbers[step if kernel is None else kernel.runs_at] for step, kernel in steps]
 
 
 def _made_bytes(profile: MemoryProfile, lowering: Lowering) -> list[int]:
