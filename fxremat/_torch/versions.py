@@ -129,6 +129,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
     ),
     "torch._inductor.inductor_prims": ("force_stride_order",),
     "torch._inductor.lowering": ("constrain_to_fx_strides", "maybe_layout_constraints"),
+    "torch._inductor.scheduler": ("NopKernelSchedulerNode",),
     "torch._inductor.virtualized": ("V",),
 }
 

@@ -25,7 +25,7 @@ from fxremat.driver.pipeline import Choice, rewritten, split
 from fxremat.driver.policy import Policy, alone, prospects
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
-from fxremat.graph.schedule import bind
+from fxremat.graph.schedule import Schedule, bind
 from fxremat.inductor.calls import calls
 from fxremat.inductor.generated import Handed, handed, read
 from fxremat.options.options import Options
@@ -67,7 +67,7 @@ class Compilation:
         self.is_compiled = False
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
-        self._calls: Sequence[int] | None = None  # of the plan's steps
+        self._calls: dict[Schedule, Sequence[int]] = {}  # of all plans that were compiled
 
     @property
     def policy(self) -> Policy:
@@ -90,13 +90,16 @@ class Compilation:
         return self.options.is_bounded and not self.correction.is_as_usual
 
     def calls(self) -> Sequence[int]:
-        """For each step of the plan, the call that its loop is a part of on a CPU (``inductor/calls.py``)."""
-        if self._calls is None:
-            self._calls = []
-            if self.choice is not None and self.choice.problem.graph.is_on_cpu:
-                graph = self.choice.problem.graph
-                self._calls = calls(graph, bind(graph, self.choice.solution.schedule))
-        return self._calls
+        """For each step of the plan, the call that its loop is a part of on a CPU (``inductor/calls.py``).
+
+        A plan that is gone back to has those that it had, so that its code is what it was.
+        """
+        if self.choice is None or not self.choice.problem.graph.is_on_cpu:
+            return ()
+        graph, schedule = self.choice.problem.graph, self.choice.solution.schedule
+        if schedule not in self._calls:
+            self._calls[schedule] = calls(graph, bind(graph, schedule))
+        return self._calls[schedule]
 
     def split(
         self,
@@ -133,7 +136,6 @@ class Compilation:
     def _choose(self, problem: Problem) -> Choice:
         """The plan, and how a step sees it."""
         choice = self.correction.choose(problem)
-        self._calls = None
         self.prospects = prospects(choice)
         return choice
 

@@ -1,6 +1,6 @@
 """Buffers: which values get one, where one takes the place of another, and what is copied besides.
 
-Rules 4, 5, 7 and 8 of ``fusion.py``, for kernels whose place in time is known. Linear in steps and reads.
+Rules 4 to 7 of ``fusion.py``, for kernels whose place in time is known. Linear in steps and reads.
 """
 
 from __future__ import annotations

@@ -13,14 +13,10 @@ from collections.abc import Sequence
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.buffers import buffers
-from fxremat.inductor.grouping import Grouping
-from fxremat.inductor.inlining import Inlining
-from fxremat.inductor.segments import recomputation
+from fxremat.inductor.grouping import group
 from fxremat.inductor.timing import timing
 from fxremat.memory.liveness import MemoryProfile, profile_of
 from fxremat.memory.lowering import Lowering
-
-CALL = "fxremat_call"  # key in the fx meta of a node: the number of the call that its loop is to be a part of
 
 
 def calls(graph: JointGraph, binding: Binding) -> list[int]:
@@ -32,9 +28,7 @@ def calls(graph: JointGraph, binding: Binding) -> list[int]:
         graph: A traced graph on a CPU.
         binding: The resolved schedule.
     """
-    again = recomputation(graph, binding)
-    inlining = Inlining(graph, binding, again.waiting)
-    grouping = Grouping(graph, binding, inlining, again)
+    grouping = group(graph, binding)
     lowering = buffers(grouping, timing(grouping))
     profile = profile_of(graph, binding, lowering)
     loops = {kernel.runs_at: kernel.is_loop for kernel in grouping.kernels if kernel is not None}

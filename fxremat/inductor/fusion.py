@@ -26,18 +26,19 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    Parts of inlined values that they read are copied alone. Convolutions over sequences read copies of what
    does not lie in the order of its sizes; these count while the convolution runs, beside what is copied.
 
-On a CPU four more:
+On a CPU three more:
 
-6. *Calls.* All loops between two external kernels are one call: their buffers are allocated before it, and
-   what they read is freed after it.
-7. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
+6. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
    the first of them (``concatenation.py``). An operand that is copied there by a near kernel is read by
    that kernel, not where the concatenation stands.
-8. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
+7. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
    all elements.
-9. *Ranges.* Loops over the same elements are fused where they run over the same ranges, one inside of the
+8. *Ranges.* Loops over the same elements are fused where they run over the same ranges, one inside of the
    other, or one over all as if they had one dimension. A loop that reads one mask for several heads, and one
    over rows that reads none, are not (``nests.py``).
+
+Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need from
+its beginning to its end. Calls end where a plan needs it (``calls.py``), so each loop counts by itself here.
 
 A value of pooling may be computed again where it is read, and its gradient may be a scatter (``pooling.py``).
 
@@ -51,16 +52,12 @@ from __future__ import annotations
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.buffers import buffers
-from fxremat.inductor.grouping import Grouping
-from fxremat.inductor.inlining import Inlining
-from fxremat.inductor.segments import recomputation
+from fxremat.inductor.grouping import group
 from fxremat.inductor.timing import timing
 from fxremat.memory.lowering import Lowering
 
 
 def lower(graph: JointGraph, binding: Binding) -> Lowering:
     """What Inductor makes of a resolved schedule of a traced graph."""
-    again = recomputation(graph, binding)
-    inlining = Inlining(graph, binding, again.waiting)
-    grouping = Grouping(graph, binding, inlining, again)
+    grouping = group(graph, binding)
     return buffers(grouping, timing(grouping))

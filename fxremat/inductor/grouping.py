@@ -18,7 +18,7 @@ from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.nests import may_share, nests
 from fxremat.inductor.pooling import scatters
-from fxremat.inductor.segments import Recomputation
+from fxremat.inductor.segments import Recomputation, recomputation
 
 # Inductor's defaults: the distance in its scheduler's are_long_distant_nodes, and
 # config.score_fusion_memory_threshold.
@@ -26,6 +26,12 @@ MAX_DISTANCE = 64
 MIN_SHARED_BYTES = 10
 
 MAX_SIBLINGS = 4  # that share a read, among which a loop looks for a kernel to join
+
+
+def group(graph: JointGraph, binding: Binding) -> Grouping:
+    """The kernels of a resolved schedule of a traced graph."""
+    again = recomputation(graph, binding)
+    return Grouping(graph, binding, Inlining(graph, binding, again.waiting), again)
 
 
 class Grouping:

@@ -17,9 +17,8 @@ from fxremat.inductor.buffers import Buffers
 from fxremat.inductor.facts import facts, informed
 from fxremat.inductor.fusion import lower
 from fxremat.inductor.generated import CodeMemory
-from fxremat.inductor.grouping import Grouping
+from fxremat.inductor.grouping import group
 from fxremat.inductor.inlining import Inlining
-from fxremat.inductor.segments import recomputation
 from fxremat.inductor.shown import NONE, Shown, State, spot
 from fxremat.inductor.timing import timing
 from fxremat.memory.liveness import profile_of
@@ -68,9 +67,8 @@ def _peak_bytes(graph: JointGraph, binding: Binding, code: GeneratedCode) -> int
 def _shown(graph: JointGraph, binding: Binding, code: GeneratedCode, memory: CodeMemory) -> Shown:
     """What the code shows where the model errs, beside what is known already."""
     known = facts(graph).shown
-    again = recomputation(graph, binding)
-    inlining = Inlining(graph, binding, again.waiting)
-    grouping = Grouping(graph, binding, inlining, again)
+    grouping = group(graph, binding)
+    inlining = grouping.inlining
     predicted = Buffers(grouping, timing(grouping))
     lowering = predicted.lowering()
     replaced = predicted.replaced(lowering.materialised)

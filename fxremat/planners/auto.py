@@ -127,7 +127,7 @@ def _variants(problem: Problem, default: Solution) -> list[tuple[frozenset[int],
 
     What is kept for the backward has a buffer. Computed again, it may be part of what reads it, in the
     forward as well: so said of a plan that computes all again that is cheap. Other values are worth keeping.
-    And on a CPU the buffers of neighbouring loops live longer, but not all.
+    On a CPU it is the one in which neighbouring loops run in one call, as far as no plan ends it.
     """
     if not problem.model.on(problem.graph).fuses:
         return [(frozenset(), False)]

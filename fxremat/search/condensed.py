@@ -49,8 +49,8 @@ class Operator:
         overwrites: The buffers that its result may take the place of, if nothing needs them any more.
         ends_forward: Whether the backward begins behind its first run at the earliest.
         runs_at_most: How often it may run.
-        is_loop: Whether it runs in one call with the loops around it, as Inductor has it on a CPU: what they
-            read and make is live throughout.
+        is_loop: Whether it is taken to run in one call with the loops around it: what they read and make is
+            live throughout.
         may_move: Whether it need not keep its place in the order: it has no effect and draws no numbers.
         must_repeat: Whether the backward may not read what the forward made of it.
         worth: Weight of its seconds where values are chosen: what the user wishes.
@@ -255,7 +255,7 @@ def condense(
         model: The memory model. If it lets results be written over operands that die, they are, as far as
             operators (``graph/twins.py``) or Inductor's loops can.
         inlined: Nodes that get no buffer, whatever the schedule.
-        joins_calls: Whether neighbouring loops run in one call, as Inductor has it on a CPU.
+        joins_calls: Whether neighbouring loops are taken to run in one call, as on a CPU where no plan ends it.
         copies: The copies that all schedules have in common. Those of inputs are made by their first reader,
             when it runs first.
     """

@@ -32,7 +32,7 @@ from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.layout import channels_last, input_copies
 from fxremat.inductor.pooling import inlined_offsets
 from fxremat.inductor.segments import segments, waiting
-from fxremat.inductor.timing import in_order, join_calls, spread
+from fxremat.inductor.timing import in_order, spread
 from fxremat.memory.lowering import Lowering
 from fxremat.predict.models import FUSIONS, INDUCTOR, model
 
@@ -127,20 +127,13 @@ def test_a_kernel_waits_for_all_that_it_reads() -> None:
     assert in_order([early, late]) == [late, early] and early.runs_at == 3
 
 
-def test_loops_between_external_kernels_are_one_call() -> None:
-    """Loops at 1, 2 and 5, 7; external kernels at 0, 4; the backward starts at 6."""
-    kernels = [kernel(0, is_loop=False), kernel(1), kernel(2), kernel(4, is_loop=False), kernel(5), kernel(7)]
-    join_calls(kernels, boundary=6)
-    assert [each.runs_at for each in kernels] == [0, 2, 2, 4, 5, 7]
-
-
 def test_kernels_that_waited_run_behind_each_other() -> None:
-    """Two products that a loop at 3 has kept waiting, the second in the last step of the forward."""
+    """Loops and products at 3, of which those behind the first have waited, the last in the forward's end."""
     loops = kernel(3), kernel(3)
     waiting_ones = [kernel(3, is_loop=False), kernel(3, is_loop=False)]
     last = kernel(7, is_loop=False)
-    spread([*loops, *waiting_ones, last], 5, 8)
-    assert [each.runs_at for each in (*loops, *waiting_ones, last)] == [3, 3, 4, 4, 7]
+    spread([*loops, *waiting_ones, last], 6, 8)
+    assert [each.runs_at for each in (*loops, *waiting_ones, last)] == [3, 4, 5, 5, 7]
 
 
 def test_what_windows_alone_read_is_computed_there() -> None:
