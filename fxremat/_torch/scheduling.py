@@ -19,12 +19,12 @@ class Order(NamedTuple):
 
     Attributes:
         settings: Inductor's configuration for that.
-        calls: On a CPU, the numbers of the calls that loops are to be a part of, of each step of a schedule.
+        groups: On a CPU, for each step of a schedule the number of the kernel group that its loop is to be in.
         key: Under which key the meta of a node says which step it is.
     """
 
     settings: Mapping[str, Any]
-    calls: Sequence[int]
+    groups: Sequence[int]
     key: str
 
 
@@ -34,7 +34,7 @@ def running(order: Order) -> contextlib.AbstractContextManager[Any]:
 
     found = dict(order.settings)
     if config._post_fusion_custom_pass is None:
-        found["_post_fusion_custom_pass"] = _InOrder(order.calls, order.key)
+        found["_post_fusion_custom_pass"] = _InOrder(order.groups, order.key)
     return config.patch(found)  # type: ignore[no-any-return]
 
 
@@ -46,8 +46,8 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
     operands live. So does a loop that products alone read: Inductor makes it for the first of them.
     """
 
-    def __init__(self, calls: Sequence[int], key: str) -> None:
-        self._calls = calls
+    def __init__(self, groups: Sequence[int], key: str) -> None:
+        self._groups = groups
         self._key = key
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
@@ -62,26 +62,26 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
             return min(map(max, filter(None, own)), default=0)
 
         found = by_place(nodes, place)
-        if self._calls:
+        if self._groups:
             steps = [traced[place(node)].meta.get(self._key) for node in found]
-            _end_calls(found, [None if step is None else self._calls[step] for step in steps])
+            _end_groups(found, [None if step is None else self._groups[step] for step in steps])
         return found
 
     def uuid(self) -> str:
         """What stands for the pass in keys of caches; the partitioner's key has the source."""
-        return f"fxremat: kernels in order, calls {self._calls}"
+        return f"fxremat: kernels in order, groups {self._groups}"
 
 
-def _end_calls(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:
-    """Have a backend that runs several loops in one call end it where the number of the next is higher.
+def _end_groups(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:
+    """Have a backend that runs several loops in one call end their group where the next has a higher number.
 
     Args:
         nodes: The scheduler's, in the order in which they run.
-        numbers: For each of them the number of its call; None where it may be a part of any.
+        numbers: For each of them the number of its group; None where it may be in any.
     """
     from torch._inductor.scheduler import NopKernelSchedulerNode
 
-    ends: dict[Any, set[str]] = {}  # for each device, the names of what is made last in a call
+    ends: dict[Any, set[str]] = {}  # for each device, the names of what is made last in a group
     latest, before = -1, None
     for node, number in zip(nodes, numbers, strict=True):
         if isinstance(node, NopKernelSchedulerNode):
@@ -96,7 +96,7 @@ def _end_calls(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:
 
 
 def _flush_behind(scheduler: Any, device: Any, names: Set[str]) -> None:
-    """Have a scheduler's backend for a device end its call behind what makes buffers of these names."""
+    """Have a scheduler's backend for a device end its group behind what makes buffers of these names."""
     backend = scheduler.get_backend(device)
     usual = backend.ready_to_flush
 

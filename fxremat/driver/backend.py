@@ -25,8 +25,8 @@ from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
 from fxremat.driver.runner import AnySizes, Runner
 from fxremat.emit.writes import guarded
-from fxremat.inductor.images import arrange_images
 from fxremat.graph.nodes import STEP
+from fxremat.inductor.images import arrange_images
 from fxremat.inductor.order import held_layout, may_fuse
 from fxremat.options import settings
 from fxremat.options.options import Options, checked
@@ -151,7 +151,7 @@ def _compile_within_budget(
         if not compilation.is_in_order:
             return None
         settings = {**as_planned, **held_layout(graph)} if is_backward else as_planned
-        return compilers.Order(settings, compilation.calls(), STEP)
+        return compilers.Order(settings, compilation.kernel_groups(), STEP)
 
     key = partition.key()
     while True:

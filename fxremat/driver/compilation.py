@@ -26,7 +26,7 @@ from fxremat.driver.policy import Policy, alone, prospects
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
 from fxremat.graph.schedule import Schedule, bind
-from fxremat.inductor.calls import calls
+from fxremat.inductor.kernel_groups import kernel_groups
 from fxremat.inductor.generated import Handed, handed, read
 from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
@@ -67,7 +67,7 @@ class Compilation:
         self.is_compiled = False
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
-        self._calls: dict[Schedule, Sequence[int]] = {}  # of all plans that were compiled
+        self._groups: dict[Schedule, Sequence[int]] = {}  # of all plans that were compiled
 
     @property
     def policy(self) -> Policy:
@@ -89,17 +89,17 @@ class Compilation:
         """Whether kernels run in the order of the plan."""
         return self.options.is_bounded and not self.correction.is_as_usual
 
-    def calls(self) -> Sequence[int]:
-        """For each step of the plan, the call that its loop is a part of on a CPU (``inductor/calls.py``).
+    def kernel_groups(self) -> Sequence[int]:
+        """For each step of the plan the group that its loop is in, on a CPU (``inductor/kernel_groups.py``).
 
         A plan that is gone back to has those that it had, so that its code is what it was.
         """
         if self.choice is None or not self.choice.problem.graph.is_on_cpu:
             return ()
         graph, schedule = self.choice.problem.graph, self.choice.solution.schedule
-        if schedule not in self._calls:
-            self._calls[schedule] = calls(graph, bind(graph, schedule))
-        return self._calls[schedule]
+        if schedule not in self._groups:
+            self._groups[schedule] = kernel_groups(graph, bind(graph, schedule))
+        return self._groups[schedule]
 
     def split(
         self,

@@ -37,8 +37,8 @@ On a CPU three more:
    other, or one over all as if they had one dimension. A loop that reads one mask for several heads, and one
    over rows that reads none, are not (``nests.py``).
 
-Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need from
-its beginning to its end. Calls end where a plan needs it (``calls.py``), so each loop counts by itself here.
+Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need all
+the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here.
 
 A value of pooling may be computed again where it is read, and its gradient may be a scatter (``pooling.py``).
 

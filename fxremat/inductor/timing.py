@@ -1,7 +1,8 @@
 """Timing: when kernels run, and until when what they read is held.
 
 A kernel runs where the first of its steps stands, or as soon as all that it reads is there. What an inlined
-step reads is held until the last of its readers has run. Linear in steps and reads, but that kernels are put behind what they read until none moves.
+step reads is held until the last of its readers has run. Linear in steps and reads, but that kernels are put
+behind what they read until none moves.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def condense(
         model: The memory model. If it lets results be written over operands that die, they are, as far as
             operators (``graph/twins.py``) or Inductor's loops can.
         inlined: Nodes that get no buffer, whatever the schedule.
-        joins_calls: Whether neighbouring loops are taken to run in one call, as on a CPU where no plan ends it.
+        joins_calls: Whether neighbouring loops are taken to run in one call, as on a CPU if no plan ends it.
         copies: The copies that all schedules have in common. Those of inputs are made by their first reader,
             when it runs first.
     """

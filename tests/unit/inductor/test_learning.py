@@ -254,7 +254,7 @@ def test_the_least_memory_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -
     seen = Seen(monkeypatch)
     report = compiled(2, "min")
     peaks = [max(memory.peak_bytes for _, memory in codes) for _, codes in seen.plans]
-    assert report.lowered_peak_bytes == min(peaks) < peaks[0]
+    assert report.lowered_peak_bytes == min(peaks) < max(peaks)
 
 
 @pytest.mark.parametrize("parts", [(1, 1), (2, 1), (2, 3)])

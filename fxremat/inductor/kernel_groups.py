@@ -1,9 +1,9 @@
-"""Calls: which loops run in one, as Inductor has it on a CPU, and where a plan ends one.
+"""Kernel groups: which loops Inductor runs in one call of a C++ function on a CPU, and where a plan ends one.
 
-All loops between two external kernels are one call of one C++ function: what they make is allocated before
-it, and what they read is freed behind it. A plan may need some of that to be freed earlier, or made later.
-There the call ends and another begins; a few more of them take longer to compile, so loops run in one where
-that needs no more memory than the plan takes anyway.
+By itself it has all loops between two external kernels be a group: what they make is allocated before the
+call, and what they read is freed behind it. A plan may need some of that to be freed earlier, or made later.
+There the group ends and another begins. Each takes time to compile, so loops are of one where that needs no
+more memory than the plan takes anyway.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fxremat.memory.liveness import MemoryProfile, profile_of
 from fxremat.memory.lowering import Lowering
 
 
-def calls(graph: JointGraph, binding: Binding) -> list[int]:
-    """For each step of a schedule, the number of the call that its loop is a part of, or the latest before it.
+def kernel_groups(graph: JointGraph, binding: Binding) -> list[int]:
+    """For each step of a schedule the number of the group that its loop is in, or of the latest before.
 
     Numbers ascend in the forward and, from 0 again, in the backward.
 
@@ -51,12 +51,14 @@ def _made_bytes(profile: MemoryProfile, lowering: Lowering) -> list[int]:
     return made
 
 
-def together(is_loop: Sequence[bool | None], live_bytes: Sequence[int], made_bytes: Sequence[int]) -> list[int]:
-    """The number of the call at each step of a program, if calls are as few as its peak allows.
+def together(
+    is_loop: Sequence[bool | None], live_bytes: Sequence[int], made_bytes: Sequence[int]
+) -> list[int]:
+    """The number of the group at each step of a program, if groups are as few as its peak allows.
 
     Args:
         is_loop: For each step whether a loop runs at it; None if nothing does.
-        live_bytes: What is live at it, if each loop is a call of its own.
+        live_bytes: What is live at it, if each loop is a group of its own.
         made_bytes: What is allocated at it.
 
     >>> together([True, True, False, True, True], [3, 4, 4, 3, 3], [1, 1, 0, 1, 1])
@@ -66,12 +68,12 @@ def together(is_loop: Sequence[bool | None], live_bytes: Sequence[int], made_byt
     """
     peak_bytes = max(live_bytes, default=0)
     numbers: list[int] = []
-    number, call_bytes, is_open = -1, 0, False
+    number, group_bytes, is_open = -1, 0, False
     for is_one, live, made in zip(is_loop, live_bytes, made_bytes, strict=True):
-        call_bytes += made
+        group_bytes += made
         if is_one is False:
             is_open = False
-        elif is_one and not (is_open and call_bytes <= peak_bytes):
-            number, call_bytes, is_open = number + 1, live, True
+        elif is_one and not (is_open and group_bytes <= peak_bytes):
+            number, group_bytes, is_open = number + 1, live, True
         numbers.append(max(number, 0))
     return numbers
