@@ -19,7 +19,7 @@ class Order(NamedTuple):
 
     Attributes:
         settings: Inductor's configuration for that.
-        groups: On a CPU, for each step of a schedule the number of the kernel group that its loop is to be in.
+        groups: On a CPU, for each step of a schedule the number of the kernel group that its loop is in.
         key: Under which key the meta of a node says which step it is.
     """
 

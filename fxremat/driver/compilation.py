@@ -26,8 +26,8 @@ from fxremat.driver.policy import Policy, alone, prospects
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
 from fxremat.graph.schedule import Schedule, bind
-from fxremat.inductor.kernel_groups import kernel_groups
 from fxremat.inductor.generated import Handed, handed, read
+from fxremat.inductor.kernel_groups import kernel_groups
 from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
 from fxremat.report.report import Report
