@@ -6,7 +6,7 @@ The first and the third rule of ``fusion.py``. Linear in steps and reads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
@@ -15,7 +15,7 @@ from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
 from fxremat.inductor.operations import MOST, Operations
 from fxremat.inductor.products import summed_products
-from fxremat.inductor.segments import OWN_BUFFER
+from fxremat.inductor.segments import OWN_BUFFER, waited_for
 from fxremat.inductor.shown import State
 
 # Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
@@ -63,7 +63,7 @@ class Inlining:
         for product, total in products.items():
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
-        self._waited_at = dict(self._waits_for_loops(waits)) if waits else {}
+        self._waited_at = self._waits_for_loops(waits) if waits else {}
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
         self.leaves = nothing.copy()
         self._buffers_read = nothing  # the leaves with an operator's outputs told apart
@@ -84,24 +84,20 @@ class Inlining:
         forward = enumerate(self.readers[:boundary])
         return frozenset(step for step, each in forward if each and each[-1] >= boundary)  # they ascend
 
-    def _waits_for_loops(self, waits: Collection[int]) -> Iterable[tuple[int, int]]:
-        """Loops that a step waits for, and that step: those that run once, for external kernels behind it.
-
-        It waits for the last that gets a buffer before it (``order.py``).
-        """
-        before: int | None = None
-        for step in range(self.binding.boundary, len(self.kinds)):
-            if step in waits and before is not None:
-                yield before, step
-                before = None  # who waits is the next to be waited for
-            if self.kinds[step] in OWN_BUFFER:
-                before = None
-            elif step not in self._products and self._is_handed_over(step):
-                before = step
+    def _waits_for_loops(self, waits: Collection[int]) -> dict[int, int]:
+        """The loops that a step waits for (``order.py``), and that step."""
+        may_be = [
+            step >= self.binding.boundary and (kind in OWN_BUFFER or self._is_handed_over(step))
+            for step, kind in enumerate(self.kinds)
+        ]
+        pairs = waited_for(waits, may_be).items()
+        return {before: step for step, before in pairs if self.kinds[before] is Kind.POINTWISE}
 
     def _is_handed_over(self, step: int) -> bool:
         """Whether a step is a loop that runs once, and that an external kernel reads."""
-        is_loop = self.kinds[step] is Kind.POINTWISE and not self.binding.is_mirror[step]
+        if step in self._products or self.binding.is_mirror[step]:
+            return False
+        is_loop = self.kinds[step] is Kind.POINTWISE
         return is_loop and any(self.loops[reader].kind is Kind.KERNEL for reader in self.readers[step])
 
     def _realize(self) -> None:

@@ -17,7 +17,7 @@ from fxremat.graph import ops
 from fxremat.graph.loops import Kind, Loop, kind, loop
 from fxremat.graph.nodes import MIRROR
 from fxremat.inductor.products import summed_products
-from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waiting
+from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waited_for, waiting
 
 # Keys in the fx meta of the backward's nodes.
 SEGMENT = "fxremat_segment"  # a segment of recomputation
@@ -48,16 +48,13 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     first = frozenset(waiting(steps, numbers))
     products = _summed_products(nodes, first)
     sums = frozenset(products.values())
-    waits: dict[fx.Node, fx.Node] = {}
-    before: fx.Node | None = None
+    may_be = []
     for index, node in enumerate(nodes):
         node.meta[SEGMENT], node.meta[STRETCH] = numbers[index], parts[index]
-        if index in first and before is not None:
-            waits[node] = before
         has_buffer = _has_own_buffer(node) or _is_handed_over(node)
         is_computed_here = index in sums or (has_buffer and index not in products)
-        if is_computed_here and isinstance(node.meta.get("val"), torch.Tensor):
-            before = node
+        may_be.append(is_computed_here and isinstance(node.meta.get("val"), torch.Tensor))
+    waits = {nodes[index]: nodes[before] for index, before in waited_for(first, may_be).items()}
     _say_channels_last(backward, waits)
     compilers.order_after(backward, waits)
     _put_off(backward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
 from fxremat.graph.joint import JointGraph
@@ -113,3 +113,23 @@ def waiting(steps: Sequence[tuple[Hashable | None, bool]], numbers: Sequence[int
         if steps[index][0] is not None:
             first.setdefault(numbers[index], index)
     return [index for index in first.values() if index > owning[0]]
+
+
+def waited_for(waits: Collection[int], may_be: Sequence[bool]) -> dict[int, int]:
+    """What each of the steps waits for that are made to wait: the last before it that may be.
+
+    Args:
+        waits: These steps.
+        may_be: For each step of a backward, whether it may be waited for.
+
+    >>> waited_for({0, 2, 4}, [True, False, True, True, False])
+    {2: 0, 4: 3}
+    """
+    found: dict[int, int] = {}
+    before: int | None = None
+    for index, is_one in enumerate(may_be):
+        if index in waits and before is not None:
+            found[index] = before
+        if is_one:
+            before = index
+    return found
