@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+from fxremat.graph import ops
 from fxremat.graph.loops import Kind
 from fxremat.inductor.concatenation import held_operands, is_in_slices
 from fxremat.inductor.facts import facts
@@ -179,16 +180,28 @@ class Buffers:
             yield max(runs_at[step], place), runs_at[reader], size
 
     def _sequences(self) -> Iterable[tuple[int, int, int]]:
-        """The copies that convolutions over sequences get, but for those of which it was shown."""
+        """The copies that convolutions over sequences get, but for those of which it was shown.
+
+        They are made before the results are allocated, and what was copied and is not read again is freed
+        between.
+        """
         known = facts(self.graph)
-        if not known.sequence_bytes:
+        if not known.sequences:
             return
         copies = known.shown.copies_of(self.binding, self.inlining.readers)
         shown = {reader for _, reader, _ in copies}
+        returned = {self.inlining.bases[step] for step in self.binding.outputs}
         for step, node in enumerate(self.binding.nodes):
-            if node in known.sequence_bytes and step not in shown:
+            if node in known.sequences and step not in shown:
+                operands, reads = self.graph.nodes[node].operands, self.binding.reads[step]
+                copied = {operands[place]: reads[place] for place in known.sequences[node]}
+                size = sum(ops.value_bytes(self.graph.fx_nodes[operand]) for operand in copied)
+                bases = {self.inlining.bases[read] for read in copied.values() if read is not None}
+                freed = (base for base in bases - returned if self.inlining.readers[base][-1] == step)
+                freed_bytes = sum(self.graph.node_bytes(self.binding.nodes[base]) for base in freed)
                 place = self.timing.runs_at[step]
-                yield place, place, known.sequence_bytes[node]
+                yield place, place, size
+                yield place, place, -min(freed_bytes, self.graph.node_bytes(node))
 
     def _parts(self) -> Iterable[tuple[int, int, int]]:
         """The copies of parts of inlined values that convolutions read."""

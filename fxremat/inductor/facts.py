@@ -6,8 +6,10 @@ They are found once for a graph, and kept as long as the graph is.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
@@ -32,8 +34,8 @@ class Facts:
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input of a graph with convolutions, bytes of the copy that lies channels last;
             0 where the input lies so itself.
-        sequence_bytes: For each convolution over sequences, and its gradient, bytes of what it reads and does
-            not lie in the order of its sizes, if there are any.
+        sequences: For each convolution over sequences, and its gradient, the places of its operands that do
+            not lie in the order of their sizes, if there are any.
         weights: The inputs that convolutions have as weights, and the gradients of these that a convolution's
             gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
@@ -50,7 +52,7 @@ class Facts:
     plain_convolutions: frozenset[int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
-    sequence_bytes: Mapping[int, int]
+    sequences: Mapping[int, Sequence[int]]
     weights: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
     shown: Shown = NOTHING
@@ -96,7 +98,7 @@ def _facts(graph: JointGraph) -> Facts:
         frozenset(index for index in convolutions if ops.is_convolution(graph.fx_nodes[index])),
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
-        {index: size for index in convolutions if (size := _sequence_bytes(graph, index))},
+        {index: copied for index in convolutions if (copied := _sequences(graph, index))},
         _weights(graph) if convolutions else {},
     )
 
@@ -116,14 +118,14 @@ def _is_weight_gradient(graph: JointGraph, node: int) -> bool:
     return bool(graph.fx_nodes[node].args[1] == WEIGHTS)
 
 
-def _sequence_bytes(graph: JointGraph, index: int) -> int:
-    """Bytes of the sequences that a convolution reads and that do not lie in the order of their sizes."""
-    values = {node: node.meta.get("val") for node in graph.fx_nodes[index].all_input_nodes}
-    return sum(
-        ops.value_bytes(node)
-        for node, value in values.items()
-        if any(tensor.dim() == 3 and not tensor.is_contiguous() for tensor in ops.tensors(value))
-    )
+def _sequences(graph: JointGraph, index: int) -> list[int]:
+    """The places of a convolution's operands that are sequences and lie in another order than their sizes."""
+    values = (graph.fx_nodes[operand].meta.get("val") for operand in graph.nodes[index].operands)
+    return [place for place, value in enumerate(values) if any(map(_is_unordered, ops.tensors(value)))]
+
+
+def _is_unordered(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 3 and not tensor.is_contiguous()
 
 
 def _copied_bytes(graph: JointGraph, index: int) -> int:

@@ -32,11 +32,12 @@ def kernel_groups(graph: JointGraph, binding: Binding) -> list[int]:
     lowering = buffers(grouping, timing(grouping))
     profile = profile_of(graph, binding, lowering)
     loops = {kernel.runs_at: kernel.is_loop for kernel in grouping.kernels if kernel is not None}
-    made = _made_bytes(profile, lowering)
+    made, copied = _made_bytes(profile, lowering), _copied_bytes(lowering)
     numbers: list[int] = []
     for half in (range(binding.boundary), range(binding.boundary, len(binding.nodes))):
         part = slice(half.start, half.stop)
-        numbers += together(list(map(loops.get, half)), profile.live_bytes[part].tolist(), made[part])
+        live = profile.live_bytes[part].tolist()
+        numbers += together(list(map(loops.get, half)), live, made[part], copied[part])
     steps = enumerate(grouping.kernels)
     return [numbers[step if kernel is None else kernel.runs_at] for step, kernel in steps]
 
@@ -51,8 +52,19 @@ def _made_bytes(profile: MemoryProfile, lowering: Lowering) -> list[int]:
     return made
 
 
+def _copied_bytes(lowering: Lowering) -> list[int]:
+    """For each step the bytes of the copies that are made for it."""
+    copied = [0] * len(lowering.runs_at)
+    for first, _, size in lowering.extra_bytes:
+        copied[first] += max(0, size)
+    return copied
+
+
 def together(
-    is_loop: Sequence[bool | None], live_bytes: Sequence[int], made_bytes: Sequence[int]
+    is_loop: Sequence[bool | None],
+    live_bytes: Sequence[int],
+    made_bytes: Sequence[int],
+    copied_bytes: Sequence[int],
 ) -> list[int]:
     """The number of the group at each step of a program, if groups are as few as its peak allows.
 
@@ -60,20 +72,21 @@ def together(
         is_loop: For each step whether a loop runs at it; None if nothing does.
         live_bytes: What is live at it, if each loop is a group of its own.
         made_bytes: What is allocated at it.
+        copied_bytes: What of that loops make for an external kernel, right before it.
 
-    >>> together([True, True, False, True, True], [3, 4, 4, 3, 3], [1, 1, 0, 1, 1])
+    >>> together([True, True, False, True, True], [3, 4, 4, 3, 3], [1, 1, 0, 1, 1], [0] * 5)
     [0, 0, 0, 1, 1]
-    >>> together([True, True, True], [3, 4, 3], [1, 3, 1])  # the first is freed before the third
+    >>> together([True, True, True], [3, 4, 3], [1, 3, 1], [0] * 3)  # the first is freed before the third
     [0, 1, 2]
     """
     peak_bytes = max(live_bytes, default=0)
     numbers: list[int] = []
     number, group_bytes, is_open = -1, 0, False
-    for is_one, live, made in zip(is_loop, live_bytes, made_bytes, strict=True):
-        group_bytes += made
+    for is_one, live, made, copied in zip(is_loop, live_bytes, made_bytes, copied_bytes, strict=True):
+        group_bytes += made if is_one is not False else copied
+        if (is_one or (is_one is False and copied)) and not (is_open and group_bytes <= peak_bytes):
+            number, group_bytes, is_open = number + 1, live, True
         if is_one is False:
             is_open = False
-        elif is_one and not (is_open and group_bytes <= peak_bytes):
-            number, group_bytes, is_open = number + 1, live, True
         numbers.append(max(number, 0))
     return numbers

@@ -308,6 +308,20 @@ def test_loops_of_different_sizes_free_their_operands_one_after_the_other() -> N
     assert lowering.runs_at[step["tanh_1"]] == step["tanh_1"]
 
 
+def test_sequences_are_freed_when_they_are_copied() -> None:
+    """A gradient reads copies of what does not lie in order, in place of it unless it is read behind that."""
+
+    def extra_bytes(activation: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.conv1d(activation(x).mT, w)
+
+        lowering, step = lowered(captured(function, (2, 6, 4), (4, 4, 1)))
+        place = lowering.runs_at[step["convolution_backward"]]
+        return sum(size for first, _, size in lowering.extra_bytes if first == place)
+
+    assert extra_bytes(torch.tanh) - extra_bytes(lambda x: 2 * x) == 4 * 2 * 6 * 4
+
+
 def test_a_loop_that_puts_runs_apart_from_those_around_it() -> None:
     """On a CPU it is fused with none, and none with it."""
 

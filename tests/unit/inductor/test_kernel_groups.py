@@ -46,7 +46,7 @@ def test_groups_are_as_few_as_the_peak_allows(steps: list[Step]) -> None:
         live_bytes.append(live)
         live -= min(live, freed)
     is_loop, made_bytes, _ = zip(*steps, strict=True) if steps else ((), (), ())
-    numbers = together(is_loop, live_bytes, made_bytes)
+    numbers = together(is_loop, live_bytes, made_bytes, [0] * len(steps))
     peak_bytes = max(live_bytes, default=0)
 
     def held(first: int, last: int) -> int:
