@@ -24,7 +24,8 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
    start, and the copy is held as long as a convolution or its gradient reads it.
    Parts of inlined values that they read are copied alone. Convolutions over sequences read copies of what
-   does not lie in the order of its sizes; these count while the convolution runs, beside what is copied.
+   does not lie in the order of its sizes; these count while the convolution runs, beside what is copied if
+   that is read again.
 
 On a CPU three more:
 

@@ -122,7 +122,9 @@ def _store_channels_last(image: fx.Node) -> None:
     if loop(image).is_cat and image.meta["val"].is_cpu:
         _concatenate_channels_last(image)
     else:
-        image.replace_all_uses_with(copy := _copied(image), delete_user_cb=lambda user: user is not copy)
+        with image.graph.inserting_after(image):
+            copy = _copied(image, image)
+        image.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
 
 
 def _concatenate_channels_last(cat: fx.Node) -> None:
@@ -131,21 +133,21 @@ def _concatenate_channels_last(cat: fx.Node) -> None:
     So it lies if it is given copies that do and that nobody else reads, which are computed inside of these
     loops. A convolution then reads it as it lies; Inductor would copy it to the order that was traced, and
     back. A copy that lies as its source Inductor leaves out: such a source is copied by way of another.
+    Copies belong to where the concatenation is computed, and not to where their sources are.
     """
     for operand in filter(_is_loop, cat.all_input_nodes):
-        source = (
-            operand if is_channels_first(operand.meta["val"]) else _copied(operand, torch.contiguous_format)
-        )
-        cat.replace_input_with(operand, _copied(source))
+        with cat.graph.inserting_before(cat):
+            is_other = is_channels_first(operand.meta["val"])
+            source = operand if is_other else _copied(operand, cat, torch.contiguous_format)
+            cat.replace_input_with(operand, _copied(source, cat))
     first = min(filter(_has_convolution, cat.users))
     compilers.read_as(first, cat, cat.meta["val"].to(memory_format=torch.channels_last))
 
 
-def _copied(image: fx.Node, layout: torch.memory_format = torch.channels_last) -> fx.Node:
-    """A copy of a value in this layout; nobody reads it yet."""
-    with image.graph.inserting_after(image):
-        copy = image.graph.call_function(torch.ops.aten.clone.default, (image,), {"memory_format": layout})
-    copy.meta = {**image.meta, "val": image.meta["val"].clone(memory_format=layout)}
+def _copied(image: fx.Node, like: fx.Node, layout: torch.memory_format = torch.channels_last) -> fx.Node:
+    """A copy of a value in this layout, of the same step as another node; nobody reads it yet."""
+    copy = image.graph.call_function(torch.ops.aten.clone.default, (image,), {"memory_format": layout})
+    copy.meta = {**like.meta, "val": image.meta["val"].clone(memory_format=layout)}
     return copy
 
 
