@@ -52,10 +52,14 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """The scheduler's nodes in the new order."""
+        from torch._inductor import inductor_prims
         from torch._inductor.virtualized import V
 
         traced = list(V.graph.graph.nodes)
-        places = {node: index for index, node in enumerate(traced)}
+        places: dict[fx.Node, int] = {}
+        for index, node in enumerate(traced):  # what is read in another order is made where it stands itself
+            is_laid = node.target is inductor_prims.force_stride_order
+            places[node] = places[node.args[0]] if is_laid else index
 
         def place(node: Any) -> int:
             own = ([places[each] for each in origins if each in places] for origins in _origins(node))
