@@ -15,7 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._inductor import inductor_prims
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -293,6 +295,28 @@ def test_kernels_are_put_where_their_first_buffer_stands() -> None:
     assert [each.get_buffer_names()[0] for each in ordered] == ["b", "c", "e", "a"]
     other = inductors[::-1]
     assert scheduling.by_place(other, attrgetter("place")) == other  # no order to begin with
+
+
+def test_what_is_read_in_another_order_is_made_where_it_stands() -> None:
+    """A kernel that was made for the reading in another order does not wait for that."""
+    graph = fx.Graph()
+    first = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
+    second = graph.call_function(torch.ops.aten.neg.default, (first,))
+    laid = graph.call_function(inductor_prims.force_stride_order, (first, [0, 1]))
+    graph.output((second, laid))
+
+    def kernel_of(name: str, node: fx.Node) -> SimpleNamespace:
+        buffer = SimpleNamespace(get_origin_node=lambda: node)
+        one = SimpleNamespace(node=buffer)
+        return SimpleNamespace(
+            name=name, get_nodes=lambda: [one], get_buffer_names=lambda: [name], unmet_dependencies=[]
+        )
+
+    kernels = [kernel_of("second", second), kernel_of("first", laid)]
+    settings = scheduling.running(scheduling.Order({}, (), "step"))
+    with settings, V.set_graph_handler(SimpleNamespace(graph=graph)):
+        ordered = torch._inductor.config._post_fusion_custom_pass(kernels)
+    assert [each.name for each in ordered] == ["first", "second"]
 
 
 def test_loops_of_different_sizes_free_their_operands_one_after_the_other() -> None:
