@@ -16,6 +16,7 @@ from unseen import no_loops
 import fxremat
 from fxremat.driver import compilation
 from fxremat.inductor.kernel_groups import kernel_groups, together
+from fxremat.predict.models import INDUCTOR_MARGIN
 
 
 class Dense(nn.Module):
@@ -79,7 +80,7 @@ def test_code_ends_groups_where_the_plan_needs_it(tmp_path: Path) -> None:
     fxremat.save_plan(plan, [least])
     with mock.patch.object(compilation, "kernel_groups", lambda *given: [0] * len(kernel_groups(*given))):
         none_ends = report(plan=str(plan), budget=None)
-    if torch.__version__.startswith("2.13"):  # other versions' code differs by a few per cent
-        assert least.lowered_peak_bytes <= 1.01 * least.solution.peak_bytes
+    margin = 0.01 if torch.__version__.startswith("2.13") else INDUCTOR_MARGIN
+    assert least.lowered_peak_bytes <= (1 + margin) * least.solution.peak_bytes
     assert none_ends.solution.schedule == least.solution.schedule
     assert none_ends.lowered_peak_bytes > 1.05 * least.lowered_peak_bytes
