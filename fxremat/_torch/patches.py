@@ -21,6 +21,9 @@
    versions), by which a generated module has its kernels compiled and waits for them. Torch compiles those of
    a forward before it lowers the backward, whose code may ask for another plan. In force while any thread is
    inside.
+8. ``decide_layout`` of ``torch._inductor.ir.ComputedBuffer`` (``layouts_from_sources``; all versions), by
+   which the order of a buffer's elements is chosen, after the orders of what it reads. Torch does not choose
+   those first, and takes them for the order of the sizes. In force while any thread is inside.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
 (``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
@@ -48,6 +51,7 @@ __all__ = [
     "add_missing_implementation",
     "choosing_by",
     "kernels_later",
+    "layouts_from_sources",
     "making_way",
     "making_way_no_more",
     "reading_code",
@@ -59,25 +63,68 @@ __all__ = [
 Cut = Callable[[Any, Any, Any], Any]
 
 
-# --- Generated code ---------------------------------------------------------------------------------
+# --- What stands in the place of a function while a thread is inside -----------------------------------
 
 _lock = threading.Lock()
-_reader: ContextVar[Callable[[str], None] | None] = ContextVar("fxremat_reader", default=None)
 
 
-class _Saver:
-    """Stands in the place of a ``save_output_code`` while any thread is inside of ``reading_code``.
-
-    It hands a text to what was there before, and to the reader of the thread that generated it.
+class _StandIn:
+    """Stands in the place of a function of torch while any thread is inside.
 
     Attributes:
         before: What it stands in the place of.
-        inside: A key for each that is inside. None is left, and it reads nothing more, when it has gone.
+        inside: A key for each that is inside. None is left, and it changes nothing more, when it has gone.
     """
 
-    def __init__(self, before: Callable[[str], None] | None) -> None:
+    def __init__(self, before: Any) -> None:
         self.before = before
         self.inside: set[object] = set()
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def _standing_in(owner: Any, name: str, kind: type[_StandIn]) -> Iterator[None]:
+    """Have a function of a class be of this kind; what others set meanwhile is not overruled, and stays."""
+    key, found = object(), None
+    try:  # whatever is interrupted is taken back
+        with _lock:
+            found = getattr(owner, name)
+            if not isinstance(found, kind):
+                found = kind(found)
+                setattr(owner, name, found)
+            found.inside.add(key)
+        yield
+    finally:
+        with _lock:
+            if isinstance(found, kind):
+                found.inside.discard(key)
+                if not found.inside and getattr(owner, name) is found:
+                    setattr(owner, name, found.before)
+
+
+@contextlib.contextmanager
+def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Have a variable of this thread be a value."""
+    before = variable.get()
+    try:
+        variable.set(value)
+        yield
+    finally:
+        variable.set(before)
+
+
+# --- Generated code ---------------------------------------------------------------------------------
+
+_reader: ContextVar[Callable[[str], None] | None] = ContextVar("fxremat_reader", default=None)
+
+
+class _Saver(_StandIn):
+    """Hands a text to what was there before, and to the reader of the thread that generated it."""
 
     def __call__(self, text: str) -> None:
         if self.before is not None:
@@ -96,29 +143,47 @@ def reading_code(read: Callable[[str], None]) -> Iterator[None]:
     """
     from torch._inductor.graph import GraphLowering
 
-    key, saver, before = object(), None, _reader.get()
-    try:  # whatever is interrupted is taken back
-        with _lock:
-            saver = GraphLowering.save_output_code
-            if not isinstance(saver, _Saver):
-                saver = GraphLowering.save_output_code = _Saver(saver)
-            saver.inside.add(key)
-        _reader.set(read)
+    with _standing_in(GraphLowering, "save_output_code", _Saver), _having(_reader, read):
         yield
-    finally:
-        _reader.set(before)
-        with _lock:
-            if isinstance(saver, _Saver):
-                saver.inside.discard(key)
-                if not saver.inside and GraphLowering.save_output_code is saver:
-                    GraphLowering.save_output_code = saver.before
+
+
+# --- Layouts ----------------------------------------------------------------------------------------
+
+_from_sources: ContextVar[bool] = ContextVar("fxremat_from_sources", default=False)
+
+
+class _Decider(_StandIn):
+    """Chooses the order of the elements of what a buffer reads, and then that of its own."""
+
+    def __call__(self, buffer: Any) -> None:
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        if _from_sources.get() and isinstance(buffer.layout, ir.FlexibleLayout):
+            for name in buffer.get_read_names():
+                source = V.graph.name_to_buffer.get(name)
+                if isinstance(source, ir.ComputedBuffer):
+                    source.decide_layout()
+        self.before(buffer)
+
+
+@contextlib.contextmanager
+def layouts_from_sources() -> Iterator[None]:
+    """Have Inductor lay out a buffer of this thread's graphs by how what it reads will lie.
+
+    It chooses when something asks, such as a sum over a buffer, and for what was not asked for yet it goes by
+    the order of the sizes. What is computed again is, in the midst of images that lie channels last; the loop
+    then lies otherwise than all that it is read with, and Inductor makes two kernels of one.
+    """
+    from torch._inductor import ir
+
+    with _standing_in(ir.ComputedBuffer, "decide_layout", _Decider), _having(_from_sources, True):
+        yield
 
 
 # --- Kernels ----------------------------------------------------------------------------------------
 
 _modules: ContextVar[list[tuple[Any, dict[str, Any]]] | None] = ContextVar("fxremat_modules", default=None)
-_inside: set[object] = set()
-_compiling: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = []  # a name, what it was, what it is
 
 
 class _Kernel:
@@ -144,30 +209,24 @@ def _start(module: dict[str, Any]) -> None:
     module.update(kernels)
 
 
-def _starting_later(before: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``cpp_pybinding``."""
+class _Later(_StandIn):
+    """In the place of ``cpp_pybinding``."""
 
-    @functools.wraps(before)
-    def cpp_pybinding(compiler: Any, *args: Any) -> Any:
-        start = functools.partial(before, compiler, *args)
+    def __call__(self, compiler: Any, *args: Any) -> Any:
+        start = functools.partial(self.before, compiler, *args)
         return start() if _modules.get() is None else _Kernel(start)
 
-    return cpp_pybinding
 
+class _Waiter(_StandIn):
+    """In the place of ``wait``; modules with other kernels as well do not wait for theirs."""
 
-def _waiting_later(before: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of ``wait``; modules with other kernels as well do not wait for theirs."""
-
-    @functools.wraps(before)
-    def wait(compiler: Any, module: dict[str, Any]) -> None:
+    def __call__(self, compiler: Any, module: dict[str, Any]) -> None:
         modules = _modules.get()
         if modules is not None and not any(hasattr(each, "result") for each in module.values()):
             modules.append((compiler, module))
             return
         _start(module)
-        before(compiler, module)
-
-    return wait
+        self.before(compiler, module)
 
 
 @contextlib.contextmanager
@@ -175,25 +234,13 @@ def kernels_later() -> Iterator[None]:
     """Have C++ kernels of this thread's graphs compiled when it leaves, all at once; none behind an error."""
     from torch._inductor.async_compile import AsyncCompile
 
-    key, modules, before = object(), list[tuple[Any, dict[str, Any]]](), _modules.get()
-    try:  # whatever is interrupted is taken back
-        with _lock:
-            if not _inside:
-                for name, stand_in in (("cpp_pybinding", _starting_later), ("wait", _waiting_later)):
-                    usual = getattr(AsyncCompile, name)
-                    _compiling.append((name, usual, stand_in(usual)))
-                    setattr(AsyncCompile, *_compiling[-1][::2])
-            _inside.add(key)
-        _modules.set(modules)
+    modules: list[tuple[Any, dict[str, Any]]] = []
+    with (
+        _standing_in(AsyncCompile, "cpp_pybinding", _Later),
+        _standing_in(AsyncCompile, "wait", _Waiter),
+        _having(_modules, modules),
+    ):
         yield
-    finally:
-        _modules.set(before)
-        with _lock:
-            _inside.discard(key)
-            while _compiling and not _inside:
-                name, usual, ours = _compiling.pop()
-                if getattr(AsyncCompile, name) is ours:  # else somebody else's stands there by now, and stays
-                    setattr(AsyncCompile, name, usual)
     for _, module in modules:
         _start(module)
     for compiler, module in modules:
@@ -314,20 +361,8 @@ See = Callable[[torch.fx.Node], None]
 _see: ContextVar[See | None] = ContextVar("fxremat_see", default=None)
 
 
-class _Maker:
-    """Stands in the place of ``create_node`` while any thread is inside of ``seeing_nodes``.
-
-    Attributes:
-        before: What it stands in the place of.
-        inside: A key for each that is inside.
-    """
-
-    def __init__(self, before: Callable[..., Any]) -> None:
-        self.before = before
-        self.inside: set[object] = set()
-
-    def __get__(self, tracer: Any, owner: type) -> Any:
-        return self if tracer is None else functools.partial(self, tracer)
+class _Maker(_StandIn):
+    """Shows a node that a tracer has made."""
 
     def __call__(self, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         node = self.before(tracer, *args, **kwargs)
@@ -340,23 +375,8 @@ class _Maker:
 @contextlib.contextmanager
 def seeing_nodes(see: See) -> Iterator[None]:
     """Have each node seen that a tracer makes in this thread, as soon as it is made."""
-    base: Any = TracerBase
-    key, maker, before = object(), None, _see.get()
-    try:  # whatever is interrupted is taken back
-        with _lock:
-            maker = base.create_node
-            if not isinstance(maker, _Maker):
-                maker = base.create_node = _Maker(maker)
-            maker.inside.add(key)
-        _see.set(see)
+    with _standing_in(TracerBase, "create_node", _Maker), _having(_see, see):
         yield
-    finally:
-        _see.set(before)
-        with _lock:
-            if isinstance(maker, _Maker):
-                maker.inside.discard(key)
-                if not maker.inside and base.create_node is maker:
-                    base.create_node = maker.before
 
 
 # --- What Inductor is to compile ----------------------------------------------------------------------

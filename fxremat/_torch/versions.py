@@ -121,9 +121,10 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
     "torch._inductor.fx_passes.joint_graph": ("joint_graph_passes",),
     "torch._inductor.graph": ("GraphLowering.decide_layout_opt", "GraphLowering.save_output_code"),
     "torch._inductor.ir": (
-        "ComputedBuffer",
+        "ComputedBuffer.decide_layout",
         "ConcatKernel",
         "ExternKernel",
+        "FlexibleLayout",
         "MultiOutputLayout",
         "NoneLayout",
     ),
