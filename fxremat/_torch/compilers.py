@@ -142,6 +142,7 @@ def compile_with_inductor(
             V.set_choices_handler(choices(V.choices, may_fuse)),
             patches.reading_code(reader(read_one, is_backward)),
             patches.layouts_from_sources(),
+            patches.transposing_apart(),
         ):
             compiled = compile_fx_inner(*args, **kwargs)
         entry = getattr(compiled, "_fx_graph_cache_key", None)

@@ -24,6 +24,9 @@
 8. ``decide_layout`` of ``torch._inductor.ir.ComputedBuffer`` (``layouts_from_sources``; all versions), by
    which the order of a buffer's elements is chosen, after the orders of what it reads. Torch does not choose
    those first, and takes them for the order of the sizes. In force while any thread is inside.
+9. ``codegen_group`` of ``torch._inductor.codegen.cpp.KernelGroup`` (``transposing_apart``; all versions), by
+   which the text of a C++ kernel is written. Of kernels that transpose two tiles of 16-bit numbers, GCC 12
+   makes code that gets both wrong. In force while any thread is inside.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
 (``choosing_by``; all versions); torch's own settings, which it takes back itself; and what torch asks to be
@@ -35,6 +38,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -57,6 +61,7 @@ __all__ = [
     "reading_code",
     "seeing_nodes",
     "taking_inductor",
+    "transposing_apart",
     "watching_passes",
 ]
 
@@ -178,6 +183,40 @@ def layouts_from_sources() -> Iterator[None]:
     from torch._inductor import ir
 
     with _standing_in(ir.ComputedBuffer, "decide_layout", _Decider), _having(_from_sources, True):
+        yield
+
+
+# --- Tiles ------------------------------------------------------------------------------------------
+
+_apart: ContextVar[bool] = ContextVar("fxremat_apart", default=False)
+
+_TRANSPOSE = re.compile(r"transpose_mxn<at::(?:BFloat16|Half),[^;]*;")
+_FUNCTION = '[&]() __attribute__((noinline, flatten, optimize("no-tree-slp-vectorize"))) { %s }();'
+
+
+class _Writer(_StandIn):
+    """Writes the text of a C++ kernel, with such tiles transposed in functions of their own."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        from torch._inductor import cpp_builder
+
+        text: str = self.before(*args, **kwargs)
+        if not _apart.get() or not cpp_builder.is_gcc():
+            return text
+        return _TRANSPOSE.sub(lambda found: _FUNCTION % found[0], text)
+
+
+@contextlib.contextmanager
+def transposing_apart() -> Iterator[None]:
+    """Have GCC compile the transposition of 16-bit tiles in kernels of this thread's graphs by itself.
+
+    For vectors of 512 bits the tiles are 32 by 32. Where a kernel has two, GCC 12 with ``-O3`` vectorizes
+    what is vectorized already (its pass ``tree-slp-vectorize``), and the result is another. Plans lay values
+    out that Inductor on its own has not read across their order, so its error would be a plan's.
+    """
+    from torch._inductor.codegen.cpp import KernelGroup
+
+    with _standing_in(KernelGroup, "codegen_group", _Writer), _having(_apart, True):
         yield
 
 

@@ -107,6 +107,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
     "torch._inductor": ("list_mode_options",),
     "torch._inductor.async_compile": ("AsyncCompile.cpp_pybinding", "AsyncCompile.wait"),
     "torch._inductor.codecache": ("CppCodeCache.load", "FxGraphCache._get_tmp_dir_for_key"),
+    "torch._inductor.codegen.cpp": ("KernelGroup.codegen_group",),
     "torch._inductor.compile_fx": ("compile_fx", "compile_fx_inner"),
     "torch._inductor.config": (
         "_post_fusion_custom_pass",
@@ -116,6 +117,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
         "realize_opcount_threshold",
         "triton.cudagraphs",
     ),
+    "torch._inductor.cpp_builder": ("is_gcc",),
     "torch._inductor.decomposition": ("select_decomp_table",),
     "torch._inductor.fx_passes.control_dependencies": ("control_deps", "preserve_node_ordering"),
     "torch._inductor.fx_passes.joint_graph": ("joint_graph_passes",),

@@ -9,12 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codegen.cpp import KernelGroup
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import ComputedBuffer
+from torch._inductor.utils import fresh_cache
 from torch.fx.proxy import TracerBase
+from torch.testing import assert_close
+from unseen import no_loops
 
-from fxremat._torch.patches import kernels_later, reading_code, seeing_nodes
+from fxremat._torch.patches import (
+    kernels_later,
+    layouts_from_sources,
+    reading_code,
+    seeing_nodes,
+    transposing_apart,
+)
 
 
 def generate(text: str) -> None:
@@ -37,6 +48,50 @@ def test_code_is_read_inside_and_not_outside() -> None:
     generate("d")
     assert (outer, inner) == (["a", "c"], ["b"])
     assert GraphLowering.save_output_code is before
+
+
+def code_of(function: Callable[..., Any], *inputs: Tensor) -> str:
+    """What Inductor generates for a function, anew."""
+    found: list[str] = []
+    with fresh_cache(), reading_code(found.append):
+        torch.compile(function, dynamic=False)(*inputs)
+    return found[-1]
+
+
+def test_a_buffer_lies_as_what_it_reads() -> None:
+    """Inside; outside in the order of the sizes, where it reads one whose layout was not chosen yet."""
+
+    def gradient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        again = x.sigmoid()
+        product = y * again.exp()
+        return product.sum((0, 2, 3)), product * again
+
+    images = [torch.randn(2, 8, 16, 16).to(memory_format=torch.channels_last) for _ in range(2)]
+    in_order = "(2, 8, 16, 16), (2048, 256, 16, 1)"
+    before = ComputedBuffer.decide_layout
+    with no_loops():
+        assert in_order in code_of(gradient, *images)
+        torch.compiler.reset()
+        with layouts_from_sources():
+            assert in_order not in code_of(gradient, *images)
+    assert ComputedBuffer.decide_layout is before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_tiles_of_16_bits_are_transposed_right(dtype: torch.dtype) -> None:
+    """A kernel that reads one twice across its order has what eager has."""
+
+    def gradients(x: Tensor, y: Tensor) -> list[Tensor]:
+        found = torch.where(x <= 0, y * x.exp(), y) * 2, y * x
+        return [each.contiguous(memory_format=torch.channels_last) for each in found]
+
+    x, y = (torch.randn(4, 32, 64, 64).to(dtype) for _ in range(2))
+    inputs = (x.to(memory_format=torch.channels_last), y)
+    before = KernelGroup.codegen_group
+    with transposing_apart(), fresh_cache():
+        found = torch.compile(gradients, dynamic=False)(*inputs)
+    assert_close(found, gradients(*inputs), rtol=0.02, atol=0.02)  # tiles gone wrong are off by whole values
+    assert KernelGroup.codegen_group is before
 
 
 @pytest.fixture
