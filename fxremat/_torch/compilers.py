@@ -140,9 +140,7 @@ def compile_with_inductor(
         with (
             contextlib.nullcontext() if ordered is None else running(ordered),
             V.set_choices_handler(choices(V.choices, may_fuse)),
-            patches.reading_code(reader(read_one, is_backward)),
-            patches.layouts_from_sources(),
-            patches.transposing_apart(),
+            patches.generating(reader(read_one, is_backward)),
         ):
             compiled = compile_fx_inner(*args, **kwargs)
         entry = getattr(compiled, "_fx_graph_cache_key", None)

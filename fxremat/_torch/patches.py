@@ -51,9 +51,12 @@ from torch._functorch import partitioners
 from torch.autograd import profiler
 from torch.fx.proxy import TracerBase
 
+from fxremat._torch.stand_ins import StandIn, having, standing_in
+
 __all__ = [
     "add_missing_implementation",
     "choosing_by",
+    "generating",
     "kernels_later",
     "layouts_from_sources",
     "making_way",
@@ -67,60 +70,7 @@ __all__ = [
 
 Cut = Callable[[Any, Any, Any], Any]
 
-
-# --- What stands in the place of a function while a thread is inside -----------------------------------
-
 _lock = threading.Lock()
-
-
-class _StandIn:
-    """Stands in the place of a function of torch while any thread is inside.
-
-    Attributes:
-        before: What it stands in the place of.
-        inside: A key for each that is inside. None is left, and it changes nothing more, when it has gone.
-    """
-
-    def __init__(self, before: Any) -> None:
-        self.before = before
-        self.inside: set[object] = set()
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-
-@contextlib.contextmanager
-def _standing_in(owner: Any, name: str, kind: type[_StandIn]) -> Iterator[None]:
-    """Have a function of a class be of this kind; what others set meanwhile is not overruled, and stays."""
-    key, found = object(), None
-    try:  # whatever is interrupted is taken back
-        with _lock:
-            found = getattr(owner, name)
-            if not isinstance(found, kind):
-                found = kind(found)
-                setattr(owner, name, found)
-            found.inside.add(key)
-        yield
-    finally:
-        with _lock:
-            if isinstance(found, kind):
-                found.inside.discard(key)
-                if not found.inside and getattr(owner, name) is found:
-                    setattr(owner, name, found.before)
-
-
-@contextlib.contextmanager
-def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Have a variable of this thread be a value."""
-    before = variable.get()
-    try:
-        variable.set(value)
-        yield
-    finally:
-        variable.set(before)
 
 
 # --- Generated code ---------------------------------------------------------------------------------
@@ -128,7 +78,7 @@ def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 _reader: ContextVar[Callable[[str], None] | None] = ContextVar("fxremat_reader", default=None)
 
 
-class _Saver(_StandIn):
+class _Saver(StandIn):
     """Hands a text to what was there before, and to the reader of the thread that generated it."""
 
     def __call__(self, text: str) -> None:
@@ -148,7 +98,7 @@ def reading_code(read: Callable[[str], None]) -> Iterator[None]:
     """
     from torch._inductor.graph import GraphLowering
 
-    with _standing_in(GraphLowering, "save_output_code", _Saver), _having(_reader, read):
+    with standing_in(GraphLowering, "save_output_code", _Saver), having(_reader, read):
         yield
 
 
@@ -157,7 +107,7 @@ def reading_code(read: Callable[[str], None]) -> Iterator[None]:
 _from_sources: ContextVar[bool] = ContextVar("fxremat_from_sources", default=False)
 
 
-class _Decider(_StandIn):
+class _Decider(StandIn):
     """Chooses the order of the elements of what a buffer reads, and then that of its own."""
 
     def __call__(self, buffer: Any) -> None:
@@ -182,7 +132,7 @@ def layouts_from_sources() -> Iterator[None]:
     """
     from torch._inductor import ir
 
-    with _standing_in(ir.ComputedBuffer, "decide_layout", _Decider), _having(_from_sources, True):
+    with standing_in(ir.ComputedBuffer, "decide_layout", _Decider), having(_from_sources, True):
         yield
 
 
@@ -194,7 +144,7 @@ _TRANSPOSE = re.compile(r"transpose_mxn<at::(?:BFloat16|Half),[^;]*;")
 _FUNCTION = '[&]() __attribute__((noinline, flatten, optimize("no-tree-slp-vectorize"))) { %s }();'
 
 
-class _Writer(_StandIn):
+class _Writer(StandIn):
     """Writes the text of a C++ kernel, with such tiles transposed in functions of their own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
@@ -216,7 +166,14 @@ def transposing_apart() -> Iterator[None]:
     """
     from torch._inductor.codegen.cpp import KernelGroup
 
-    with _standing_in(KernelGroup, "codegen_group", _Writer), _having(_apart, True):
+    with standing_in(KernelGroup, "codegen_group", _Writer), having(_apart, True):
+        yield
+
+
+@contextlib.contextmanager
+def generating(read: Callable[[str], None]) -> Iterator[None]:
+    """Have this thread's graphs generated as fxremat wants them, and their code read."""
+    with reading_code(read), layouts_from_sources(), transposing_apart():
         yield
 
 
@@ -248,7 +205,7 @@ def _start(module: dict[str, Any]) -> None:
     module.update(kernels)
 
 
-class _Later(_StandIn):
+class _Later(StandIn):
     """In the place of ``cpp_pybinding``."""
 
     def __call__(self, compiler: Any, *args: Any) -> Any:
@@ -256,7 +213,7 @@ class _Later(_StandIn):
         return start() if _modules.get() is None else _Kernel(start)
 
 
-class _Waiter(_StandIn):
+class _Waiter(StandIn):
     """In the place of ``wait``; modules with other kernels as well do not wait for theirs."""
 
     def __call__(self, compiler: Any, module: dict[str, Any]) -> None:
@@ -275,9 +232,9 @@ def kernels_later() -> Iterator[None]:
 
     modules: list[tuple[Any, dict[str, Any]]] = []
     with (
-        _standing_in(AsyncCompile, "cpp_pybinding", _Later),
-        _standing_in(AsyncCompile, "wait", _Waiter),
-        _having(_modules, modules),
+        standing_in(AsyncCompile, "cpp_pybinding", _Later),
+        standing_in(AsyncCompile, "wait", _Waiter),
+        having(_modules, modules),
     ):
         yield
     for _, module in modules:
@@ -400,7 +357,7 @@ See = Callable[[torch.fx.Node], None]
 _see: ContextVar[See | None] = ContextVar("fxremat_see", default=None)
 
 
-class _Maker(_StandIn):
+class _Maker(StandIn):
     """Shows a node that a tracer has made."""
 
     def __call__(self, tracer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -414,7 +371,7 @@ class _Maker(_StandIn):
 @contextlib.contextmanager
 def seeing_nodes(see: See) -> Iterator[None]:
     """Have each node seen that a tracer makes in this thread, as soon as it is made."""
-    with _standing_in(TracerBase, "create_node", _Maker), _having(_see, see):
+    with standing_in(TracerBase, "create_node", _Maker), having(_see, see):
         yield
 
 
