@@ -111,15 +111,25 @@ class _Decider(StandIn):
     """Chooses the order of the elements of what a buffer reads, and then that of its own."""
 
     def __call__(self, buffer: Any) -> None:
-        from torch._inductor import ir
-        from torch._inductor.virtualized import V
+        waiting = [buffer]
+        while waiting:
+            sources = _not_laid_out(waiting[-1]) if _from_sources.get() else []
+            if sources:
+                waiting += sources
+            else:
+                self.before(waiting.pop())
 
-        if _from_sources.get() and isinstance(buffer.layout, ir.FlexibleLayout):
-            for name in buffer.get_read_names():
-                source = V.graph.name_to_buffer.get(name)
-                if isinstance(source, ir.ComputedBuffer):
-                    source.decide_layout()
-        self.before(buffer)
+
+def _not_laid_out(buffer: Any) -> list[Any]:
+    """What a buffer reads whose layout is not chosen, as long as its own is not either."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    def is_open(each: Any) -> bool:
+        return isinstance(each, ir.ComputedBuffer) and isinstance(each.layout, ir.FlexibleLayout)
+
+    names = buffer.get_read_names() if is_open(buffer) else ()
+    return list(filter(is_open, map(V.graph.name_to_buffer.get, names)))
 
 
 @contextlib.contextmanager
