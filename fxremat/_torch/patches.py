@@ -25,7 +25,7 @@
    which the order of a buffer's elements is chosen, after the orders of what it reads. Torch does not choose
    those first, and takes them for the order of the sizes. In force while any thread is inside.
 9. ``codegen_group`` of ``torch._inductor.codegen.cpp.KernelGroup`` (``transposing_apart``; all versions), by
-   which the text of a C++ kernel is written. Of kernels that transpose two tiles of 16-bit numbers, GCC 12
+   which the text of a C++ kernel is written. Of kernels that transpose two tiles of 16-bit numbers, GCC 12.2
    makes code that gets both wrong. In force while any thread is inside.
 
 No patches are: ``choose_saved_values_set`` with a minimum cut of ours, which nobody sees but who calls it
@@ -170,7 +170,7 @@ class _Writer(StandIn):
 def transposing_apart() -> Iterator[None]:
     """Have GCC compile the transposition of 16-bit tiles in kernels of this thread's graphs by itself.
 
-    For vectors of 512 bits the tiles are 32 by 32. Where a kernel has two, GCC 12 with ``-O3`` vectorizes
+    For vectors of 512 bits the tiles are 32 by 32. Where a kernel has two, GCC 12.2 with ``-O3`` vectorizes
     what is vectorized already (its pass ``tree-slp-vectorize``), and the result is another. Plans lay values
     out that Inductor on its own has not read across their order, so its error would be a plan's.
     """
