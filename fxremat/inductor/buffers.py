@@ -13,9 +13,10 @@ from fxremat.graph.loops import Kind
 from fxremat.inductor.concatenation import held_operands, is_in_slices
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
-from fxremat.inductor.kernels import Kernel, depends_on
+from fxremat.inductor.kernels import Kernel
 from fxremat.inductor.layout import after_bytes, channels_last, input_copies
 from fxremat.inductor.pooling import scatter_buffers
+from fxremat.inductor.segments import depends_on
 from fxremat.inductor.shown import State
 from fxremat.inductor.timing import Timing
 from fxremat.memory.lowering import Lowering
@@ -143,7 +144,7 @@ class Buffers:
             other = self.kernels[reader]
             if other is None or other.rank < kernel.rank:
                 continue
-            if other is not kernel or not depends_on(step, reader, self.inlining.leaves):
+            if other is not kernel or not depends_on(step, reader, self.inlining.leaves.__getitem__):
                 return False
         return True
 

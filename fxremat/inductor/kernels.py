@@ -97,24 +97,3 @@ def leads_to(kernel: Kernel, producers: Sequence[Kernel]) -> bool:
             seen[producer] = None
             stack.extend(producer.producers)
     return False
-
-
-def depends_on(step: int, earlier: int, leaves: Sequence[Sequence[int]]) -> bool:
-    """Whether a step is an earlier one, or reads what is computed from it.
-
-    Args:
-        step: The step.
-        earlier: The earlier one.
-        leaves: For each step, the steps that it reads, all before it.
-
-    >>> leaves = [(), (0,), (0,), (1,)]
-    >>> [depends_on(3, earlier, leaves) for earlier in range(4)]
-    [True, True, False, True]
-    """
-    seen, stack = {step}, [step]
-    while stack:
-        for leaf in leaves[stack.pop()]:
-            if leaf >= earlier and leaf not in seen:
-                seen.add(leaf)
-                stack.append(leaf)
-    return earlier in seen

@@ -7,7 +7,7 @@ Convolutions work in the layout in which they do without a plan.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -45,8 +45,10 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     numbers = segments(steps)
     again = [MIRROR in node.meta and kind(node) is Kind.KERNEL for node in nodes]
     parts = stretches(numbers, again)
-    first = frozenset(waiting(steps, numbers))
-    products = _summed_products(nodes, first)
+    places = {node: place for place, node in enumerate(nodes)}
+    reads = [[places[each] for each in node.all_input_nodes] for node in nodes]
+    first = frozenset(waiting(steps, numbers, reads.__getitem__))
+    products = _summed_products(nodes, places, reads, first)
     sums = frozenset(products.values())
     may_be = []
     for index, node in enumerate(nodes):
@@ -102,12 +104,15 @@ def _views(node: fx.Node) -> Iterable[fx.Node]:
             yield from (user, *_views(user))
 
 
-def _summed_products(nodes: Sequence[fx.Node], waiting: Collection[int]) -> dict[int, int]:
+def _summed_products(
+    nodes: Sequence[fx.Node],
+    index: Mapping[fx.Node, int],
+    reads: Sequence[Sequence[int]],
+    waiting: Collection[int],
+) -> dict[int, int]:
     """Indices of the products that are computed with a sum, and of their sums."""
-    index = {node: place for place, node in enumerate(nodes)}
     calls = [node if node.op == "call_function" else None for node in nodes]
     found = [Loop(Kind.KERNEL, 0) if node is None else loop(node) for node in calls]
-    reads = [[index[each] for each in node.all_input_nodes] for node in nodes]
     readers = [[index[each] for each in _readers(node)] for node in nodes]
     devices = (tensor.device.type for node in nodes for tensor in ops.tensors(node.meta.get("val")))
     return summed_products(found, reads, readers, waiting, {*devices} == {"cpu"})

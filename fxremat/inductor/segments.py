@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from fxremat.graph.joint import JointGraph
@@ -39,9 +40,16 @@ def recomputation(graph: JointGraph, binding: Binding) -> Recomputation:
     numbers = segments(steps)
     kernels = (kind is Kind.KERNEL for kind in kinds[boundary:])
     again = [mirror and kernel for mirror, kernel in zip(mirrors[boundary:], kernels, strict=True)]
-    waits = frozenset(boundary + step for step in waiting(steps, numbers))
+    reads = binding.reads[boundary:]
+    waits = waiting(
+        steps, numbers, lambda step: [read - boundary for read in reads[step] if read is not None]
+    )
     forward = [-1] * boundary
-    return Recomputation(forward + numbers, forward + stretches(numbers, again), waits)
+    return Recomputation(
+        forward + numbers,
+        forward + stretches(numbers, again),
+        frozenset(boundary + step for step in waits),
+    )
 
 
 def segments(steps: Sequence[tuple[Hashable | None, bool]]) -> list[int]:
@@ -94,25 +102,60 @@ def stretches(numbers: Sequence[int], runs_again: Sequence[bool]) -> list[int]:
     return found
 
 
-def waiting(steps: Sequence[tuple[Hashable | None, bool]], numbers: Sequence[int]) -> list[int]:
+def waiting(
+    steps: Sequence[tuple[Hashable | None, bool]],
+    numbers: Sequence[int],
+    reads: Callable[[int], Iterable[int]],
+) -> list[int]:
     """Which steps of a backward are made to wait for what stands before them.
 
-    These are the first mirror of each segment that gets a buffer of its own in any case.
+    These are the first mirror of each segment that gets a buffer of its own in any case. One that reads what
+    the last such operator before it has made, or what was made of that, runs behind it anyway, and would only
+    keep it from being written over.
 
     Args:
         steps: As for ``segments``.
         numbers: What ``segments`` makes of them.
+        reads: The steps that a step reads, negative ones of the forward.
 
-    >>> steps = [(None, True), ("a", False), ("b", True), ("c", True), (None, True), ("a", True)]
-    >>> waiting(steps, segments(steps))
+    >>> steps = [(None, True), ("a", False), ("b", True), ("c", True), ("a", False), ("d", True)]
+    >>> waiting(steps, segments(steps), [[], [], [1], [2], [], [4]].__getitem__)
     [2, 5]
+    >>> waiting(steps, segments(steps), [[], [], [1], [2], [3], [4]].__getitem__)
+    [2]
     """
     first: dict[int, int] = {}
     owning = [index for index, (_, has_own_buffer) in enumerate(steps) if has_own_buffer]
     for index in owning:
         if steps[index][0] is not None:
             first.setdefault(numbers[index], index)
-    return [index for index in first.values() if index > owning[0]]
+    found = []
+    for index in first.values():
+        place = bisect_left(owning, index)
+        if place and not depends_on(index, owning[place - 1], reads):
+            found.append(index)
+    return found
+
+
+def depends_on(step: int, earlier: int, reads: Callable[[int], Iterable[int]]) -> bool:
+    """Whether a step is an earlier one, or reads what is computed from it.
+
+    Args:
+        step: The step.
+        earlier: The earlier one.
+        reads: Gives the steps that a step reads, all before it.
+
+    >>> reads = [(), (0,), (0,), (1,)].__getitem__
+    >>> [depends_on(3, earlier, reads) for earlier in range(4)]
+    [True, True, False, True]
+    """
+    seen, stack = {step}, [step]
+    while stack:
+        for read in reads(stack.pop()):
+            if read >= earlier and read not in seen:
+                seen.add(read)
+                stack.append(read)
+    return earlier in seen
 
 
 def waited_for(waits: Collection[int], may_be: Sequence[bool]) -> dict[int, int]:

@@ -679,4 +679,4 @@ def test_no_layout_follows_from_convolutions_that_wait() -> None:
 def test_the_first_operator_of_each_segment_waits() -> None:
     """Loops do not wait, nor does the first operator of all, which has nothing to wait for."""
     steps = [("a", True), (None, True), ("b", False), ("c", True), ("d", True), (None, True), ("c", True)]
-    assert waiting(steps, segments(steps)) == [3, 6]
+    assert waiting(steps, segments(steps), lambda step: ()) == [3, 6]
