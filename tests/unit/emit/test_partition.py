@@ -33,7 +33,7 @@ from fxremat.errors import GraphError, InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand
 from fxremat.graph.schedule import Schedule
-from fxremat.inductor.order import may_fuse, order_recomputation
+from fxremat.inductor.order import SEGMENT, may_fuse, order_recomputation
 from fxremat.predict.models import profile
 
 
@@ -371,6 +371,20 @@ def test_convolutions_that_wait_are_laid_out_as_the_others(is_last: bool) -> Non
     assert again.meta["val"].is_contiguous(memory_format=torch.channels_last) == is_last
     others = [node.meta["val"] for node in backward.graph.nodes if node.name.startswith("tanh")]
     assert others and all(each.is_contiguous() for each in others)
+
+
+def test_what_reads_the_operator_before_it_need_not_wait() -> None:
+    """It runs behind that anyway; what is waited for would not be written over by the loops between."""
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    behind = graph.names.index("tanh_backward_1") + 1
+    again = ("mm", "tanh", "mm_1", "tanh", "tanh_1", "mm_2", "tanh_2")
+    _, backward = partition(rewrite(graph, (*graph.names[:behind], *again, *graph.names[behind:])))
+    assert order_recomputation(backward) == 1
+    segments = {node.name: node.meta.get(SEGMENT, -1) for node in backward.graph.nodes}
+    assert segments["mm_mirror1"] == segments["mm_1_mirror1"] < segments["mm_2_mirror1"]
+    gates = backward.graph.find_nodes(op="call_function", target=torch.ops.higher_order.control_deps)
+    assert [gate.name for gate in gates] == ["mm_mirror1"]
 
 
 def test_loops_neither_wait_nor_are_waited_for() -> None:
