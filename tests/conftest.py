@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from fxremat.device.rates import CPU, CUDA, PINNED
+from fxremat.driver import journal
+from fxremat.graph import region
 from fxremat.options.settings import VARIABLES
 from fxremat.step import stored
+from fxremat.step.step import steps
 
 # The same drawn examples in every automatic run; elsewhere each run draws new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -40,8 +43,15 @@ def pinned_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def forget_compiled_code() -> Iterator[None]:
-    """Behind each test Dynamo forgets what it compiled: at its recompilation limit it would run eagerly."""
+def forget_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Behind each test Dynamo forgets what it compiled: at its recompilation limit it would run eagerly.
+
+    So does fxremat. Reports of thousands of graphs would be held, and each measurement, which looks through
+    all that Python holds, would take seconds.
+    """
+    monkeypatch.setattr(journal, "_finished", [])
+    monkeypatch.setattr(region, "_outside", {})
+    monkeypatch.setattr(steps, "families", {})
     yield
     torch._dynamo.reset()
 
