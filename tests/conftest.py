@@ -51,8 +51,8 @@ def forget_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     monkeypatch.setattr(journal, "_finished", [])
     monkeypatch.setattr(region, "_outside", {})
-    monkeypatch.setattr(steps, "families", {})
     yield
+    steps.__init__()  # type: ignore[misc]
     torch._dynamo.reset()
 
 

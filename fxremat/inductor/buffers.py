@@ -184,7 +184,7 @@ class Buffers:
         """The copies that convolutions over sequences get, but for those of which it was shown.
 
         They are made before the results are allocated, and what was copied and is not read again is freed
-        between.
+        between; on a CPU, where one call makes them all, behind the last of them.
         """
         known = facts(self.graph)
         if not known.sequences:
@@ -198,11 +198,15 @@ class Buffers:
                 copied = {operands[place]: reads[place] for place in known.sequences[node]}
                 size = sum(ops.value_bytes(self.graph.fx_nodes[operand]) for operand in copied)
                 bases = {self.inlining.bases[read] for read in copied.values() if read is not None}
-                freed = (base for base in bases - returned if self.inlining.readers[base][-1] == step)
-                freed_bytes = sum(self.graph.node_bytes(self.binding.nodes[base]) for base in freed)
+                freed = [
+                    self.graph.node_bytes(self.binding.nodes[base])
+                    for base in bases - returned
+                    if self.inlining.readers[base][-1] == step
+                ]
+                beside = sum(freed) if self.graph.is_on_cpu else max(freed, default=0)
                 place = self.timing.runs_at[step]
                 yield place, place, size
-                yield place, place, -min(freed_bytes, self.graph.node_bytes(node))
+                yield place, place, max(0, beside - self.graph.node_bytes(node)) - sum(freed)
 
     def _parts(self) -> Iterable[tuple[int, int, int]]:
         """The copies of parts of inlined values that convolutions read."""

@@ -25,7 +25,7 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    start, and the copy is held as long as a convolution or its gradient reads it.
    Parts of inlined values that they read are copied alone. Convolutions over sequences read copies of what
    does not lie in the order of its sizes; these count while the convolution runs, beside what is copied if
-   that is read again.
+   that is read again. A CPU makes them in one call, others one after the other.
 
 On a CPU three more:
 
