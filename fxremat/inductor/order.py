@@ -27,14 +27,15 @@ STRETCH = "fxremat_stretch"  # a stretch between external kernels that run again
 def order_recomputation(backward: fx.GraphModule) -> int:
     """Make each recomputed segment of a backward graph wait for what stands before it.
 
-    A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to
-    the backward's start, and the memory comes back. The first mirror of each segment (``segments.py``)
-    is made to wait for the last value before it. Only what gets a buffer of its own in any case takes part:
-    kernels, reductions and, to be waited for, loops that kernels read. Another loop could not be inlined any
-    more, and loops alone run with their readers. A product that is computed with a sum is not waited for, or
-    it would be computed by itself; the sum is. Nothing is written over what is waited for: a loop that would
-    be, over a product before it, is waited for in its place. Every node is told its segment and its stretch,
-    so that the compiler can be kept from fusing loops of two of them (``may_fuse``).
+    A compiler that schedules by dependencies alone may hoist a mirror, which reads saved values only, to the
+    backward's start, and the memory comes back. The first mirror of each segment (``segments.py``) is made to
+    wait for the last value before it, unless it is computed from that. Only what gets a buffer of its own in
+    any case takes part: kernels, reductions and, to be waited for, loops that kernels read. Another loop
+    could not be inlined any more, and loops alone run with their readers. A product that is computed with a
+    sum is not waited for, or it would be computed by itself; the sum is. Nothing is written over what is
+    waited for: a loop that would be, over a product before it, is waited for in its place. Every node is told
+    its segment and its stretch, so that the compiler can be kept from fusing loops of two of them
+    (``may_fuse``).
 
     Returns:
         How many dependencies were added.
