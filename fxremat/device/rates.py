@@ -73,7 +73,7 @@ DIGITS = 2
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 BATCH_SECONDS = 2e-4  # of calls between two looks at the clock
-ROUNDS, ENOUGH_SECONDS = 10, 0.1  # batches of which the best counts; fewer if they have taken so long
+ROUNDS, ENOUGH_SECONDS = 10, 0.05  # batches of which the best counts; fewer if they have taken so long
 LEAST_ROUNDS = 3
 PRODUCT_SECONDS = 4e-3  # a product that takes so long says what large ones take
 COPIED_BYTES = 128 << 20  # more than caches hold, in turn ...

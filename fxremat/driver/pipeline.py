@@ -43,7 +43,7 @@ from fxremat.planfile.contents import PlanFile
 from fxremat.planners import PLANNERS
 from fxremat.predict.cost import costs
 from fxremat.predict.models import MemoryModel, model
-from fxremat.predict.problem import Problem, Solution, margin, pareto, progress
+from fxremat.predict.problem import LEAST, Problem, Solution, margin, pareto, progress
 from fxremat.proof.bounds import Bounds
 from fxremat.report.report import Made, Report, make_report
 from fxremat.search.baseline import baseline_plan
@@ -316,9 +316,9 @@ def decide(
 
 
 def _asked(problem: Problem, budget: Budget, peak_bytes: int | None) -> Problem:
-    """The problem with the peaks that plans are asked for: none without a budget, all for ``"min"``."""
+    """The problem with the peak that a plan is asked for; none without a budget."""
     if peak_bytes is None:
-        return replace(problem, budgets=None if budget == "min" else ())
+        return replace(problem, budgets=(LEAST,) if budget == "min" else ())
     return replace(problem, budgets=(peak_bytes,))
 
 

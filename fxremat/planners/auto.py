@@ -11,12 +11,13 @@ takes (``search/row.py``):
 4. ``retain`` uses up what room is left by dropping recomputations.
 
 The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then refined by the
-whole model (``search/refine.py``). The frontier of all measured points does not depend on any budget, hence a
-smaller budget never gives a higher peak; the gap in which a budget lies is then filled, alike for all budgets
-in it. The plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so
-that none of theirs is better; of a large graph those are that nothing beats in the condensed graph, and those
-of ``min_cut`` and ``revolve`` are left out, which take long. Graphs of few operators have the plans of
-``exact``. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
+whole model (``search/refine.py``), from the least peak to the budget that is asked for. What lies below a
+budget does not depend on it, hence a smaller budget never gives a higher peak; the gap in which a budget lies
+is then filled, alike for all budgets in it. The plans of the simpler planners are starts too, and but for
+``revolve``'s are measured besides, so that none of theirs is better; of a large graph those are that nothing
+beats in the condensed graph, and those of ``min_cut`` and ``revolve`` are left out, which take long. Graphs of
+few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the same graph gives
+the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     tries = _tries(problem, len(graph.nodes))
     has_time = tries >= ENOUGH_TRIES
     recipes = _recipes(problem) if has_time else ()
-    known = [each.schedule for each in recipes] if has_time else _schedules(problem)
+    known = [each.schedule for each in recipes]
+    if problem.budgets != () and not has_time:
+        known = _schedules(problem)
     schedules: dict[Schedule, None] = {}
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for (inlined, joins_calls), share in zip(variants, _shares(problem, tries, len(variants)), strict=False):
@@ -75,7 +78,8 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     found += [default, *_proved(problem, len(condensed.operators))]
     if problem.model.on(graph).fuses and problem.budgets != ():  # else the condensed graph has said all
         part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
-        found += refine(problem, found, round(REFINED * tries * part))
+        highest = None if problem.budgets is None else max(problem.budgets)
+        found += refine(problem, found, round(REFINED * tries * part), highest)
         for budget in problem.budgets or ():
             found += refine_around(problem, found, budget, round(REFINED * tries))
     return (default, *pareto(found))

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError
 from fxremat.planners import auto
-from fxremat.predict.problem import Problem, Solution
+from fxremat.predict.problem import LEAST, Problem, Solution
 from fxremat.proof import search
 from fxremat.proof.bounds import Bounds
 from fxremat.proof.milp import Answer, least_peak, least_seconds
@@ -82,7 +82,7 @@ class _Proofs:
             default = replace(default, note=_note(default.seconds, default.seconds, True, "any order"))
         budgets = self.problem.budgets
         if budgets is not None:
-            found = [self._proved(budget, 1) for budget in budgets]
+            found = [self._proved(budget, 1) if budget != LEAST else self._least() for budget in budgets]
             return (default, *found, *self.known)
         lowest = self._lowest()
         row = dict.fromkeys([*(each.peak_bytes for each in self.known), lowest.peak_bytes])
@@ -109,6 +109,11 @@ class _Proofs:
         is_proved = answer.is_proved and (answer.plan is None or best is found)
         note = _note(best.seconds, max(least, answer.bound), is_proved, order)
         return replace(best, planner="exact", note=note)
+
+    def _least(self) -> Solution:
+        """The best solution for the lowest peak."""
+        lowest = self._lowest()
+        return self._proved(lowest.peak_bytes, 1, [lowest])
 
     def _lowest(self) -> Solution:
         """The solution with the lowest peak, with as much proof as half of the time allows."""

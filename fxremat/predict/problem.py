@@ -27,6 +27,7 @@ from fxremat.predict.cost import Costs, seconds, seconds_by_step
 from fxremat.predict.models import MemoryModel, model
 
 Item = TypeVar("Item")
+LEAST = 0  # a budget: the least peak there is
 PEAK_AND_SECONDS = operator.attrgetter("peak_bytes", "seconds")
 MAX_STEPS_AT_HAND = 1 << 18  # of the latest schedules that were evaluated, together: some 60 MiB
 
@@ -97,8 +98,8 @@ class Problem:
         min_cut_saved: Makes the names of the values that PyTorch's min-cut keeps.
         time_limit_seconds: About how long a search may take; None: as the planner sees fit for the graph's
             size. It is turned into a number of steps, so that a plan does not depend on the machine's load.
-        budgets: The bytes that plans are asked for, for a planner that makes them one by one; None: all
-            that may be asked for.
+        budgets: The bytes that plans are asked for, ``LEAST`` for the least that any takes; None: all that
+            may be asked for.
     """
 
     graph: JointGraph

@@ -362,7 +362,7 @@ class _Condenser:
         return [tuple(group) for group in groups]
 
     def _operator(self, group: tuple[int, ...]) -> Operator:
-        graph, costs, buffers = self.graph, self.costs, self.buffers
+        graph, buffers = self.graph, self.buffers
         nodes = [graph.nodes[node] for node in group]
         free = self._free_behind(group)
         read = dict.fromkeys(
@@ -386,7 +386,7 @@ class _Condenser:
             tuple(read),
             tuple(buffers[storage] for storage in made),
             tuple(buffers[storage] for storage in remade),
-            sum(costs.of_node(graph, node) for node in group) + self._inlined_seconds(inlined),
+            self._seconds(group, inlined),
             max((graph.scratch_bytes[node] for node in group), default=0) if graph.scratch_bytes else 0,
             self._overwrites(group[0], tuple(read)),
             nodes[0].phase is Phase.FORWARD,
@@ -416,12 +416,14 @@ class _Condenser:
     def _is_loop(self, node: int) -> bool:
         return self.graph.loops[node].is_generated
 
-    def _inlined_seconds(self, inlined: Sequence[int]) -> float:
-        """What inlined nodes add to their reader: arithmetic, and reads of what they read."""
+    def _seconds(self, group: Sequence[int], inlined: Sequence[int]) -> float:
+        """What a group takes that computes these within: it reads what has a buffer, and writes its own."""
         costs, nodes = self.costs, self.graph.nodes
-        arithmetic = sum(costs.fixed[node] - costs.read[node] for node in inlined)
-        reads = (operand for node in inlined for operand in nodes[node].operands)
-        return arithmetic + sum(costs.read[operand] for operand in reads if operand not in inlined)
+        run = [node for node in (*inlined, *group) if not costs.is_view[node]]
+        arithmetic = sum(costs.fixed[node] for node in run)
+        writes = sum(costs.write[node] for node in group)
+        operands = (operand for node in run for operand in nodes[node].operands)
+        return arithmetic + writes + sum(costs.read[each] for each in operands if each not in self.inlined)
 
     def _free_behind(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """The free nodes that a group reads, directly or through others, in order."""

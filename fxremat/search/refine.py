@@ -4,9 +4,10 @@ The search works on the condensed graph, whose bytes are estimates where a compi
 are weighed by the model itself. What a plan computes again is left out, together as much as there seems to
 be room for, the dearest by seconds per byte first; if the plan without is too high, or no faster, half of
 that is tried. So from the lowest plan to the highest: each starts from what the one below has come to, or
-from itself, and between plans that lie far apart there are peaks of no plan's. None of that depends on a
-budget; of one that is asked for, only the gap between two plans counts that it lies in, which is filled with
-more. Linear in steps for each plan that is weighed.
+from itself, and between plans that lie far apart there are peaks of no plan's. Where a budget is asked for,
+that ends with the first plan above it. What was found until then is what a higher budget finds as well, and
+all that it finds besides lies above: so more memory never costs time. Then the gap between two plans that
+the budget lies in is filled with more. Linear in steps for each plan that is weighed.
 """
 
 from __future__ import annotations
@@ -21,28 +22,36 @@ from fxremat.memory.liveness import profile_of
 from fxremat.predict.cost import seconds_by_step
 from fxremat.predict.problem import Problem, Solution, pareto, progress
 
+AHEAD = 4  # plans above a budget that are refined as well, of which lower ones may come
 MAX_ROUNDS = 3  # of drops from one plan at one peak
 APART, MAX_BETWEEN = 1.03, 3  # how much higher the next peak may be without others between; how many
 CLOSE, MAX_CLOSE = 1.01, 12  # the same around a budget
 
 
-def refine(problem: Problem, solutions: Sequence[Solution], evaluations: int) -> list[Solution]:
+def refine(
+    problem: Problem, solutions: Sequence[Solution], evaluations: int, highest: int | None = None
+) -> list[Solution]:
     """Plans that take less time than those that are known, at their peaks and between them.
 
     Args:
         problem: The problem.
         solutions: What is known.
         evaluations: How many plans may be weighed.
+        highest: The highest budget that is asked for, in bytes; None: all may be.
     """
     search = _Search(problem, evaluations)
     front = pareto(solutions)[::-1]
+    floors = [0] * AHEAD + [each.peak_bytes for each in front]
     best: Solution | None = None
-    peaks = [*(each.peak_bytes for each in front[1:]), front[-1].peak_bytes]
-    for known, above in progress(list(zip(front, peaks, strict=True)), "refining plans"):
+    places = itertools.zip_longest(front, front[1:])
+    for (known, above), floor in progress(list(zip(places, floors, strict=False)), "refining plans"):
+        if highest is not None and floor > highest:
+            break
         starts = [known] if best is None else [best, known]
-        best = search.fastest(starts, known.peak_bytes)
-        for limit in _between(known.peak_bytes, above, APART, MAX_BETWEEN):
-            best = search.fastest([best], limit)
+        best = search.fastest(starts, floor, known.peak_bytes)
+        if above is not None:
+            for limit in _between(known.peak_bytes, above.peak_bytes, APART, MAX_BETWEEN):
+                best = search.fastest([best], floor, limit)
     return search.found
 
 
@@ -62,8 +71,8 @@ def refine_around(problem: Problem, solutions: Sequence[Solution], budget: int, 
         return []
     best = known = front[place - 1]
     for limit in _between(known.peak_bytes, front[place].peak_bytes, CLOSE, MAX_CLOSE):
-        best = search.fastest([best, known], limit)
-    return [each for each in search.found if each.peak_bytes >= known.peak_bytes]
+        best = search.fastest([best, known], known.peak_bytes, limit)
+    return search.found
 
 
 def _between(low: int, high: int, apart: float, most: int) -> Iterator[int]:
@@ -111,20 +120,20 @@ class _Search:
         self._weighed: dict[tuple[int, ...], Solution] = {}
         self._drops: dict[Solution, _Drops] = {}
 
-    def fastest(self, starts: Sequence[Solution], limit: int) -> Solution:
-        """The fastest plan within a peak that any of these leads to."""
-        return min((self._improved(each, limit) for each in starts), key=lambda each: each.seconds)
+    def fastest(self, starts: Sequence[Solution], least: int, limit: int) -> Solution:
+        """The fastest plan that any of these leads to, with a peak between two."""
+        return min((self._improved(each, least, limit) for each in starts), key=lambda each: each.seconds)
 
-    def _improved(self, solution: Solution, limit: int) -> Solution:
+    def _improved(self, solution: Solution, least: int, limit: int) -> Solution:
         for _ in range(MAX_ROUNDS):
-            better = self._without_some(solution, limit) if self.left else None
+            better = self._without_some(solution, least, limit) if self.left else None
             if better is None:
                 break
             solution = better
             self.found.append(better)
         return solution
 
-    def _without_some(self, solution: Solution, limit: int) -> Solution | None:
+    def _without_some(self, solution: Solution, least: int, limit: int) -> Solution | None:
         """The plan without what seems to fit, or half of that, or half of that again; None for no gain."""
         if solution not in self._drops:
             self._drops[solution] = _Drops(self.problem, solution)
@@ -133,7 +142,8 @@ class _Search:
         while chosen and self.left:
             found = self._weigh(drops.without(chosen))
             is_faster = found.seconds < solution.seconds
-            if is_faster and found.peak_bytes <= limit and self.problem.allows(found.schedule):
+            is_within = least <= found.peak_bytes <= limit
+            if is_faster and is_within and self.problem.allows(found.schedule):
                 return found
             if not is_faster and len(chosen) == 1:
                 self._idle.add(chosen[0].operator)

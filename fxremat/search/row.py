@@ -28,8 +28,8 @@ BUDGETS_PER_ROOT = 1.7  # budgets for the root of the tries: with more tries the
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for plans besides those for budgets
 DISTANCE_POWERS = (0.5, 1.0)  # of ``evict``'s prices, in turn
 PLAIN = 2  # attempts without noise
-NOISY = 2  # draws of noise for the least budget
-NOISE = 0.3  # standard deviation of the logarithm of the other prices
+DRAWS = 24  # of noise for the least budget
+NOISE, MUCH_NOISE = 0.3, 1.0  # standard deviation of the logarithm of the other prices; for the least budget
 PROMISING = 1.1  # how much slower than the best an attempt may be that is still worth improving
 MOST_IMPROVED = 4  # plans known before that are improved at their own peaks, where there are few budgets
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
@@ -58,13 +58,13 @@ class Row:
         self.budget_count = max(fewest, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
         self.attempts = max(2 if tries else 1, min(MAX_ATTEMPTS, tries // self.budget_count))
-        self.lowest: dict[bool, Plan] = {}  # the plans for the least budgets of ``evict``, by ``is_noisy``
+        self.lowest: list[Plan] = []  # for budgets each of which was the least by then that ``evict`` serves
         self.best: dict[int, Plan] = {}  # of each budget, ascending
 
     def plans(self) -> Iterable[tuple[int, ...]]:
         """The best plan at hand for each budget that one fits, and what else no other plan beats."""
         first, *rest = self._budgets()
-        lowest = self._solve(first, self.lowest.values())
+        lowest = self._solve(first, self.lowest)
         for budget in progress(rest, "planning for budgets"):
             self._solve(budget, list(self.best.values())[-1:])
         for _ in progress(range(self.budget_count - len(self.best)), "planning between budgets"):
@@ -74,7 +74,7 @@ class Row:
             below, middle = gap
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
-        found = [*self.lowest.values(), *lowest, *self.best.values()]
+        found = [*self.lowest, *lowest, *self.best.values()]
         if self.has_time:
             found += (self._plan(each.operators) for each in self.known)
         else:
@@ -99,34 +99,39 @@ class Row:
         if not self.has_time:
             return min([self.everything, *(each.peak_bytes for each in self.known)])
         low, high = min(map(self._least_need, self.orders)), self.everything
-        high = self._least_served(low, high, is_noisy=False)
-        return self._least_served(low, high, is_noisy=True)
-
-    def _least_served(self, low: int, high: int, is_noisy: bool) -> int:
-        """The least budget between two that ``evict`` can serve; the higher one if it serves none below."""
-        while low + 1 < high and low * PRECISION < high:
-            middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1)
-            if self._serves(middle, is_noisy):
-                high = middle
-            else:
-                low = middle
+        noise = random.Random(low)
+        for order in self.orders:
+            high = self._least_served(low, high, order, 1.0, None)
+        for draw in range(DRAWS):
+            order, power = self.orders[draw % len(self.orders)], DISTANCE_POWERS[draw // 2 % 2]
+            high = self._least_served(low, high, order, power, self._noise(noise, MUCH_NOISE))
         return high
 
-    def _serves(self, budget: int, is_noisy: bool = False) -> bool:
-        """Whether ``evict`` has a plan for a budget, which is the lowest of its kind by now."""
-        noise = random.Random(budget)
-        weights = [self._noise(noise) for _ in range(NOISY)] if is_noisy else [None]
-        powers = DISTANCE_POWERS if is_noisy else (1.0,)
-        for some, power, order in itertools.product(weights, powers, self.orders):
-            plan = evict(self.condensed, order, budget, power, some)
-            if plan is not None:
-                self.lowest[is_noisy] = self._plan(plan)
-                return True
-        return False
+    def _least_served(
+        self, low: int, high: int, order: Sequence[int], power: float, weights: Sequence[float] | None
+    ) -> int:
+        """The least budget between two that ``evict`` can serve with these prices; the higher one if none.
 
-    def _noise(self, noise: random.Random) -> list[float]:
+        Steps down grow while they are served: of most prices that are drawn one run fails, and no other.
+        """
+        ratio, found = PRECISION, None
+        while low + 1 < high and low * PRECISION < high:
+            lower = min(max(round(high / ratio), low + 1), high - 1)
+            plan = evict(self.condensed, order, lower, power, weights)
+            if plan is not None:
+                found = self._plan(plan)
+                high, ratio = min(lower, found.peak_bytes), ratio * ratio
+            elif ratio == PRECISION:
+                break
+            else:
+                low, ratio = lower, PRECISION
+        if found is not None:
+            self.lowest.append(found)
+        return high
+
+    def _noise(self, noise: random.Random, deviation: float) -> list[float]:
         """Factors of the prices of all operators."""
-        return [noise.lognormvariate(0, NOISE) for _ in self.condensed.operators]
+        return [noise.lognormvariate(0, deviation) for _ in self.condensed.operators]
 
     def _least_need(self, order: Sequence[int]) -> int:
         """What no plan in an order goes below: an operator's own buffers, and what is returned by then."""
@@ -183,7 +188,7 @@ class Row:
             order = self.orders[attempt % len(self.orders)]
             weights = None
             if attempt >= PLAIN:
-                weights = self._noise(noise)
+                weights = self._noise(noise, NOISE)
                 if attempt % 2 and found:
                     for operator, runs in Counter(_fastest(found).operators).items():
                         weights[operator] /= LEAD if runs > 1 else 1

@@ -24,6 +24,8 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import prune, validate
 from fxremat.memory.lowering import Copies
+from fxremat.planners.auto import _variants
+from fxremat.predict.cost import Costs
 from fxremat.predict.models import EVERY_VALUE, INDUCTOR, profile
 from fxremat.predict.problem import Problem
 from fxremat.search import row
@@ -130,6 +132,33 @@ def test_inlined_nodes_belong_to_their_readers() -> None:
     validate(graph, schedule)
     # It runs in the forward for its reader there, and again in the backward for those there.
     assert schedule.mirror_counts == {graph.nodes[first].name: 1}
+
+
+def test_inlined_nodes_read_and_write_nothing_of_each_other() -> None:
+    """x -> a -> b -> c: with a and b inlined, c takes all three's arithmetic, reads x and writes itself."""
+    graph = chain(3)
+    count = len(graph.nodes)
+    costs = Costs(
+        (1.0,) * count, (100.0,) * count, tuple(10.0**-each for each in range(1, count + 1)), (False,) * count
+    )
+    first = graph.num_inputs
+    found = condense(graph, costs, inlined=frozenset({first, first + 1})).operators[0]
+    assert found.members == (first + 2,) and found.free == (first, first + 1)
+    (read,) = graph.nodes[first].operands
+    assert found.seconds == pytest.approx(3 * 1.0 + 100.0 + costs.read[read])
+
+
+@pytest.mark.parametrize("name", ["transformer", "unet"])
+def test_the_seconds_of_operators_are_about_those_of_their_kernels(name: str) -> None:
+    """No run takes less than none; all together a little more: what is inlined counts for each reader."""
+    module, inputs = fresh(case(name))
+    stated = make_problem(fxremat.capture(module, *inputs, compiler="inductor"))
+    default = default_plan(stated)
+    for inlined, joins_calls in _variants(stated, default):
+        condensed = condense(stated.graph, stated.costs, stated.model, inlined, joins_calls)
+        assert min(condensed.each_seconds) >= 0
+        seconds = condensed.seconds(followed(condensed, default.schedule))
+        assert default.seconds <= seconds <= 1.5 * default.seconds
 
 
 def test_loops_of_inductor_write_over_what_they_read() -> None:

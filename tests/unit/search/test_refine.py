@@ -110,3 +110,16 @@ def test_of_a_network_it_pays(name: str) -> None:
         faster += any(other.seconds < 0.99 * each.seconds for other in better)
     assert faster
     assert all(stated.check(each) for each in found)
+
+
+def test_a_higher_budget_finds_the_same_and_what_lies_above() -> None:
+    """So what serves a budget is no slower than what serves a lower one, and not lower either."""
+    stated = problem(chain(60))
+    parts = (range(1, end) for end in range(10, 60, 4))
+    known = [stated.mirror({f"f{place}": 1 for place in part if place % 3}, "a test") for part in parts]
+    everything = refine(stated, known, 60)
+    for budget in (0, *(each.peak_bytes for each in known)):
+        found = refine(stated, known, 60, budget)
+        assert found == everything[: len(found)]
+        assert all(each.peak_bytes > budget for each in everything[len(found) :])
+    assert len(refine(stated, known, 60, 0)) < len(everything)
