@@ -15,9 +15,9 @@ whole model (``search/refine.py``), from the least peak to the budget that is as
 budget does not depend on it, hence a smaller budget never gives a higher peak; the gap in which a budget lies
 is then filled, alike for all budgets in it. The plans of the simpler planners are starts too, and but for
 ``revolve``'s are measured besides, so that none of theirs is better; of a large graph those are that nothing
-beats in the condensed graph, and those of ``min_cut`` and ``revolve`` are left out, which take long. Graphs of
-few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the same graph gives
-the same plan everywhere.
+beats in the condensed graph, and those of ``min_cut`` and ``revolve`` are left out, which take long. Graphs
+of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the same graph
+gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fxremat.search.refine import refine, refine_around
 from fxremat.search.replay import followed
 from fxremat.search.row import ENOUGH_TRIES, Row
 
-MAX_TRIES, FEW_NODES = 256, 1500  # plans that are tried for a graph of so many nodes; fewer for larger ones
+MAX_TRIES, FEW_NODES = 160, 2000  # plans that are tried for a graph of so many nodes; fewer for larger ones
 TRIES_BESIDE = 16  # for one variant, with which another has a few plans as well
 REFINED, REFINED_NODES = 0.4, 600  # plans that are refined for a try, and in graphs of up to so many nodes
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
