@@ -246,14 +246,14 @@ def read_as(reader: fx.Node, node: fx.Node, value: torch.Tensor, alone: bool = F
         reader: Who reads it.
         node: What it reads.
         value: A tensor with these strides.
-        alone: Whether those behind the reader go on reading the other one, as it lay before.
+        alone: Whether those behind the reader go on reading the other one; it reads a copy of its own step.
     """
     from torch._inductor import inductor_prims
 
     order = [graphs.hint(step) or 0 for step in value.stride()]
     with reader.graph.inserting_before(reader):
         laid = reader.graph.call_function(inductor_prims.force_stride_order, (node, order))
-    laid.meta = {**node.meta, "val": value}
+    laid.meta = {**(reader if alone else node).meta, "val": value}
     node.replace_all_uses_with(laid, lambda user: user is reader or (not alone and user > reader))
 
 

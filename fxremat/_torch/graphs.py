@@ -57,6 +57,7 @@ __all__ = [
     "pin_to_backward",
     "place_at_caller",
     "same_sizes",
+    "scatters_apart",
     "traced_with_callers",
     "was_traced_in_forward",
 ]
@@ -86,6 +87,19 @@ def dear_functions() -> frozenset[Any]:
     if torch.__version__ < "2.13":
         return frozenset({aten.exp, aten.sigmoid})
     return frozenset({aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh})
+
+
+def scatters_apart(node: fx.Node) -> bool:
+    """Whether Inductor calls PyTorch's operator for a ``scatter_add``, and makes no loop of it.
+
+    So it does on a CPU of several threads, and where a GPU can't add numbers of a type atomically.
+    """
+    from torch._inductor.utils import use_scatter_fallback
+
+    target, summands = node.meta["val"], node.args[3]
+    assert isinstance(summands, fx.Node)
+    dtypes, device = (target.dtype, summands.meta["val"].dtype), target.device.type
+    return bool(use_scatter_fallback(torch.ops.aten.scatter_reduce_.two, "sum", *dtypes, device, True))
 
 
 def is_tangent(node: fx.Node) -> bool:

@@ -59,7 +59,8 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
         places: dict[fx.Node, int] = {}
         for index, node in enumerate(traced):  # what is read in another order is made where it stands itself
             is_laid = node.target is inductor_prims.force_stride_order
-            places[node] = places[node.args[0]] if is_laid else index
+            is_made_so = is_laid and node.meta.get(self._key) == node.args[0].meta.get(self._key)
+            places[node] = places[node.args[0]] if is_made_so else index
 
         def place(node: Any) -> int:
             own = ([places[each] for each in origins if each in places] for origins in _origins(node))

@@ -135,6 +135,7 @@ class Compilation:
 
     def _choose(self, problem: Problem) -> Choice:
         """The plan, and how a step sees it."""
+        self.correction = self.correction.renewed(problem.graph)
         choice = self.correction.choose(problem)
         self.prospects = prospects(choice)
         return choice

@@ -59,14 +59,15 @@ class Correction:
         count: How often the graph was planned again.
     """
 
-    def __init__(self, policy: Policy, budget: Budget, name: str) -> None:
+    def __init__(self, policy: Policy, budget: Budget, name: str, count: int = 0) -> None:
         self.policy = policy
         self.budget = budget
         self.name = name
         self.choice: Choice | None = None
-        self.count = 0
+        self.count = count
+        self._names: tuple[str, ...] = ()  # of the graph's nodes, as it was traced last
         self._may_be_as_usual = True  # whether a plan that is preferred without a budget runs as without one
-        self._most = MAX_CORRECTIONS  # how often it may be
+        self._most = count + MAX_CORRECTIONS  # how often it may be
         self._next: Choice | None = None  # what is to be compiled, if not what the policy chooses
         self._tried: set[Schedule] = set()  # what was compiled
         self._codes: list[tuple[GeneratedCode, CodeMemory]] = []  # of the plan that was chosen last
@@ -75,6 +76,19 @@ class Correction:
         self._proven: Choice | None = None  # whose code keeps the budget, while a faster plan is tried
         self._short_bytes: int | None = None  # a budget that was too little: the least memory is looked for
         self._refused: InfeasibleBudgetError | None = None
+
+    def renewed(self, graph: JointGraph) -> Correction:
+        """What corrects a graph that was traced again; from the start if it has become another.
+
+        A compiler may have settled a size that was dynamic, and then plans are none of the graph any more.
+        """
+        names = tuple(node.name for node in graph.nodes)
+        correction = self
+        if self._names and self._names != names:
+            correction = Correction(self.policy, self.budget, self.name, self.count)
+            correction._may_be_as_usual = self._may_be_as_usual
+        correction._names = names
+        return correction
 
     def choose(self, problem: Problem) -> Choice:
         """The plan that the policy takes, or that the code has asked for.

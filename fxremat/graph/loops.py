@@ -145,7 +145,8 @@ class Loop:
         is_sum: Whether it is a plain sum of two values.
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
         is_draw: Whether it draws random numbers, which Inductor never does inside of a reader.
-        is_scatter: Whether it adds to its first operand at the places that its second names.
+        is_scatter: Whether an operator of PyTorch's adds to its first operand at the places that its second
+            names.
         is_put: Whether it writes to places of a copy of its first operand, in a loop of its own that computes
             what it reads.
         is_moving: Whether it reads its operands at other places than those that it computes.
@@ -187,17 +188,18 @@ def loop(node: fx.Node) -> Loop:
         read = max(map(_elements, node.all_input_nodes), default=elements)
         return Loop(Kind.REDUCTION, read, Reduction(read, elements, _reduces_innermost(node)))
     operator = packet(node)
-    is_put = operator in _PUTS and _adds_atomically(node)
+    is_scatter = operator is aten.scatter_add
+    is_put = not graphs.scatters_apart(node) if is_scatter else operator in _PUTS and _adds_atomically(node)
     return Loop(
         lowered,
-        _elements(argument(node, "values")) if is_put else elements,
+        _elements(argument(node, "src" if is_scatter else "values")) if is_put else elements,
         is_expensive=operator in _DEAR,
         is_window=operator in _WINDOWS,
         is_product=operator is aten.mm,
         is_sum=operator is aten.add and argument(node, "alpha") == 1,
         is_cat=operator is aten.cat,
         is_draw=operator is prims.inductor_random,
-        is_scatter=operator is aten.scatter_add,
+        is_scatter=is_scatter and not is_put,
         is_put=is_put,
         is_moving=operator in _MOVING,
         operations=0 if lowered is Kind.VIEW else _operations(node),

@@ -205,8 +205,7 @@ class Buffers:
                 ]
                 beside = sum(freed) if self.graph.is_on_cpu else max(freed, default=0)
                 place = self.timing.runs_at[step]
-                yield place, place, size
-                yield place, place, max(0, beside - self.graph.node_bytes(node)) - sum(freed)
+                yield place, place, size - sum(freed) + max(0, beside - self.graph.node_bytes(node))
 
     def _parts(self) -> Iterable[tuple[int, int, int]]:
         """The copies of parts of inlined values that convolutions read."""

@@ -3,8 +3,8 @@
 PyTorch's partitioner chooses what to save by a minimum cut whose capacities are bytes and whose bans are
 what Inductor would have to pay for. The choice costs no time where kernels fuse, so it is the baseline under
 Inductor. What it does not save is recomputed lazily, by Algorithm 2. Saving a view keeps the storage that it
-looks at, so that storage's maker is kept and its other views are free. A saved value that the trace computes
-in the backward alone, such as a mask, moves to the forward.
+looks at, so that storage's maker is kept, the backward reads the view that was saved, and other views are
+free. A saved value that the trace computes in the backward alone, such as a mask, moves to the forward.
 """
 
 from __future__ import annotations
@@ -42,4 +42,5 @@ def min_cut_plan(problem: Problem) -> Solution:
     saved = [graph.nodes[graph.index[name]] for name in problem.min_cut_saved()]
     kept = {storage for node in saved for storage in node.views}
     early = [node.name for node in saved if node.phase is Phase.DEFERRED and node.views]
-    return problem.mirror(mirror_everything_but(graph, kept), "min_cut", early)
+    counts = mirror_everything_but(graph, kept)
+    return problem.mirror({**counts, **{node.name: 0 for node in saved}}, "min_cut", early)
