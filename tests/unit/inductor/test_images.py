@@ -209,7 +209,7 @@ def test_blocks_with_channels_in_the_last_place_hold_what_they_must() -> None:
 
     def measured(**options: object) -> int:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 16, 2, 2), *(Depthwise() for _ in range(3)))
+        model = nn.Sequential(nn.Conv2d(3, 16, 2, 2), *(Depthwise() for _ in range(2)))
         compiled = torch.compile(model, **options)
 
         def step() -> None:
@@ -225,7 +225,7 @@ def test_blocks_with_channels_in_the_last_place_hold_what_they_must() -> None:
         least = measured(backend="fxremat", options={"budget": "min"})
     (report,) = fxremat.reports()[-1:]
     assert report.lowered_peak_bytes == pytest.approx(report.solution.peak_bytes, rel=0.01)
-    assert least < 15.5 * 4 * 16 * 16 * 16 * 4  # images between blocks: with a copy held longer, 16.1
+    assert least < 13.5 * 4 * 16 * 16 * 16 * 4  # images between blocks: with a copy held longer, 14
 
 
 @pytest.mark.parametrize("budget", [None, "min"])
