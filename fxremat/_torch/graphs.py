@@ -89,17 +89,15 @@ def dear_functions() -> frozenset[Any]:
     return frozenset({aten.exp, aten.log, aten.log10, aten.log1p, aten.log2, aten.sigmoid, aten.tanh})
 
 
-def scatters_apart(node: fx.Node) -> bool:
+def scatters_apart(target: torch.Tensor, summands: torch.Tensor) -> bool:
     """Whether Inductor calls PyTorch's operator for a ``scatter_add``, and makes no loop of it.
 
     So it does on a CPU of several threads, and where a GPU can't add numbers of a type atomically.
     """
     from torch._inductor.utils import use_scatter_fallback
 
-    target, summands = node.meta["val"], node.args[3]
-    assert isinstance(summands, fx.Node)
-    dtypes, device = (target.dtype, summands.meta["val"].dtype), target.device.type
-    return bool(use_scatter_fallback(torch.ops.aten.scatter_reduce_.two, "sum", *dtypes, device, True))
+    operator, device = torch.ops.aten.scatter_reduce_.two, summands.device.type
+    return bool(use_scatter_fallback(operator, "sum", target.dtype, summands.dtype, device, True))
 
 
 def is_tangent(node: fx.Node) -> bool:

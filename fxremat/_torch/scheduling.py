@@ -57,7 +57,7 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
 
         traced = list(V.graph.graph.nodes)
         places: dict[fx.Node, int] = {}
-        for index, node in enumerate(traced):  # what is read in another order is made where it stands itself
+        for index, node in enumerate(traced):  # another order: made so, or copied by its reader
             is_laid = node.target is inductor_prims.force_stride_order
             is_made_so = is_laid and node.meta.get(self._key) == node.args[0].meta.get(self._key)
             places[node] = places[node.args[0]] if is_made_so else index

@@ -82,12 +82,11 @@ class Correction:
 
         A compiler may have settled a size that was dynamic, and then plans are none of the graph any more.
         """
-        names = tuple(node.name for node in graph.nodes)
         correction = self
-        if self._names and self._names != names:
+        if self._names and self._names != graph.names:
             correction = Correction(self.policy, self.budget, self.name, self.count)
             correction._may_be_as_usual = self._may_be_as_usual
-        correction._names = names
+        correction._names = graph.names
         return correction
 
     def choose(self, problem: Problem) -> Choice:

@@ -188,18 +188,19 @@ def loop(node: fx.Node) -> Loop:
         read = max(map(_elements, node.all_input_nodes), default=elements)
         return Loop(Kind.REDUCTION, read, Reduction(read, elements, _reduces_innermost(node)))
     operator = packet(node)
-    is_scatter = operator is aten.scatter_add
-    is_put = not graphs.scatters_apart(node) if is_scatter else operator in _PUTS and _adds_atomically(node)
+    is_add = operator is aten.scatter_add
+    is_scatter = is_add and graphs.scatters_apart(node.meta["val"], argument(node, "src").meta["val"])
+    is_put = (is_add and not is_scatter) or (operator in _PUTS and _adds_atomically(node))
     return Loop(
         lowered,
-        _elements(argument(node, "src" if is_scatter else "values")) if is_put else elements,
+        _elements(argument(node, "src" if is_add else "values")) if is_put else elements,
         is_expensive=operator in _DEAR,
         is_window=operator in _WINDOWS,
         is_product=operator is aten.mm,
         is_sum=operator is aten.add and argument(node, "alpha") == 1,
         is_cat=operator is aten.cat,
         is_draw=operator is prims.inductor_random,
-        is_scatter=is_scatter and not is_put,
+        is_scatter=is_scatter,
         is_put=is_put,
         is_moving=operator in _MOVING,
         operations=0 if lowered is Kind.VIEW else _operations(node),

@@ -6,8 +6,9 @@ each tensor is compared within a part of its largest element.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import models
@@ -17,9 +18,20 @@ from torch import Tensor, nn
 import fxremat
 from fxremat.measure import measure_peak
 
-__all__ = ["SCALES", "assert_close", "built", "compiled", "measured", "report_of", "training_step"]
+__all__ = ["SCALES", "assert_close", "built", "compiled", "measured", "report_of", "threads", "training_step"]
 
 SCALES = {"cpu": "small", "cuda": "full"}
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch run that many threads on a CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def built(name: str, device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:

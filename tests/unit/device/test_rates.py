@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from devices import threads
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxremat
@@ -67,13 +68,9 @@ def test_rates_are_measured_once_for_all_processes(folder: Path, measured: list[
 
 def test_each_number_of_threads_has_rates_of_its_own(folder: Path, measured: list[Rates]) -> None:
     """A product on two threads takes half as long."""
-    threads = torch.get_num_threads()
     first = rates.rates(HERE)
-    try:
-        torch.set_num_threads(threads + 1)
+    with threads(torch.get_num_threads() + 1):
         assert rates.rates(HERE) != first
-    finally:
-        torch.set_num_threads(threads)
     assert rates.rates(HERE) == first and len(measured) == 2
 
 

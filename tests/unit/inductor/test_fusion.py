@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from devices import threads
 from torch import fx, nn
 from torch._inductor import inductor_prims
 from torch._inductor.virtualized import V
@@ -568,21 +569,17 @@ def test_what_a_scatter_adds_to_is_computed_for_it() -> None:
     assert not any(lowering.materialised[step[name]] for name in step if name.startswith(("full", "zeros")))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_one_thread_scatters_in_a_loop(threads: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_thread_scatters_in_a_loop(count: int) -> None:
     """It computes where it adds and what; for several threads an operator reads both."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(2, 3).scatter_add(0, (x > 0).long(), x * 2)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads(count):
         lowering, step = lowered(captured(function, (2, 3)))
-    finally:
-        torch.set_num_threads(before)
     assert lowering.materialised[step["scatter_add"]]
-    assert lowering.materialised[step["mul"]] == (threads > 1)
+    assert lowering.materialised[step["mul"]] == (count > 1)
 
 
 # --- Layout -----------------------------------------------------------------------------------------------

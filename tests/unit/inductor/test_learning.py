@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import threads
 from torch import Tensor, nn
 from torch._inductor.async_compile import AsyncCompile
 from unseen import no_loops
@@ -153,11 +154,8 @@ NETWORKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype]] = [
 def no_kernels() -> Iterator[None]:
     """Loops do nothing, so that no C++ compiler runs; and are those of one thread, on any machine."""
     torch._dynamo.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with no_loops():
+    with no_loops(), threads(1):
         yield
-    torch.set_num_threads(threads)
     torch._dynamo.reset()
 
 

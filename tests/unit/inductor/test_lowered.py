@@ -13,6 +13,7 @@ import attention
 import models
 import pytest
 import torch
+from devices import threads
 from models import train_step
 from torch import Tensor, fx, nn
 from torch._inductor.utils import fresh_cache
@@ -243,17 +244,6 @@ def no_kernels() -> Iterator[None]:
     """
     with no_loops(), threads(1):
         yield
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch run that many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture
