@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence, Set
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -148,11 +149,24 @@ def choices(given: Any, may_fuse: Callable[[Origins, Origins], bool]) -> Any:
 def _origins(node: Any) -> list[list[fx.Node]]:
     """For each buffer of a scheduler's node, the fx node that it was made for, or all those that it computes.
 
-    Inductor does not say what it made a copy for, such as that of an operand into a concatenation.
+    Inductor does not say what it made a copy for, unless it is a concatenation's.
     """
     found = []
     for each in node.get_nodes():
         if each.node is not None:
-            origin = each.node.get_origin_node()
+            origin = _concatenation(each) or each.node.get_origin_node()
             found.append(list(each.node.get_origins()) if origin is None else [origin])
     return found
+
+
+def _concatenation(node: Any) -> fx.Node | None:
+    """The concatenation to which a scheduler's node writes what nobody reads before, if there is one."""
+    from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
+
+    readers: Iterable[Any] = (use.node for made in node.get_outputs() for use in made.users)
+    known: list[Any] = [each for each in readers if isinstance(each, BaseSchedulerNode) and each.node]
+    origins = [each.node.get_origin_node() for each in known]
+    nothing_runs = (isinstance(each, NopKernelSchedulerNode) for each in known)
+    cat = next(itertools.compress(origins, nothing_runs), None)
+    is_first = cat is not None and all(origin is None or cat <= origin for origin in origins)
+    return cat if is_first else None

@@ -289,6 +289,18 @@ def _has_vector(node: fx.Node) -> bool:
     return any(tensor.device.type == "cpu" and 1 in tensor.shape[1:] for tensor in tensors(value))
 
 
+def is_loop(node: fx.Node) -> bool:
+    """Whether Inductor would generate a loop for the node."""
+    return node.op == "call_function" and kind(node) in LOOPS
+
+
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads a value, views looked through."""
+    for user in node.users:
+        is_view = user.op == "call_function" and kind(user) is Kind.VIEW
+        yield from readers(user) if is_view else (user,)
+
+
 def is_channels_first(tensor: torch.Tensor) -> bool:
     """Whether an image's tensor would have to be copied to lie channels last.
 

@@ -49,7 +49,9 @@ class Buffers:
         is_stored = [step not in held_in and self._has_buffer(step) for step in range(len(self.kernels))]
         replaces = self.replaced(is_stored)
         found = self.grouping.scatters
-        at = timing.runs_at
+        at = list(timing.runs_at)
+        for step, cat in held_in.items():  # it is there with the first that it holds, however far before
+            at[cat] = min(at[cat], at[step])
         copied = input_copies(self.graph, self.binding)
         extra = [
             *self._reuses(replaces),

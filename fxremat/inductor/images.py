@@ -12,7 +12,7 @@ the sizes. One run on fake tensors, for backwards with convolutions alone; O(n) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from fxremat._torch import compilers
 from fxremat._torch.fakes import propagate_layouts
 from fxremat.device.calibrate import may_lie_in_order, needs_less_in_order
 from fxremat.graph import ops
-from fxremat.graph.loops import LOOPS, Kind, is_channels_first, kind, loop
+from fxremat.graph.loops import LOOPS, is_channels_first, is_loop, kind, loop, readers
 from fxremat.graph.nodes import MIRROR
 
 
@@ -103,18 +103,7 @@ def _may_lie_otherwise(image: fx.Node) -> bool:
     base: fx.Node | None = image
     while base is not None:
         image, base = base, ops.viewed_operand(base)
-    return _is_loop(image) and all(kind(each) in LOOPS or _has_convolution(each) for each in _readers(image))
-
-
-def _is_loop(node: fx.Node) -> bool:
-    return node.op == "call_function" and kind(node) in LOOPS
-
-
-def _readers(node: fx.Node) -> Iterable[fx.Node]:
-    """Who reads a value, views looked through."""
-    for user in node.users:
-        is_view = user.op == "call_function" and kind(user) is Kind.VIEW
-        yield from _readers(user) if is_view else (user,)
+    return is_loop(image) and all(kind(each) in LOOPS or _has_convolution(each) for each in readers(image))
 
 
 def _store_channels_last(image: fx.Node) -> None:
@@ -135,7 +124,7 @@ def _concatenate_channels_last(cat: fx.Node) -> None:
     back. A copy that lies as its source Inductor leaves out: such a source is copied by way of another.
     Copies belong to where the concatenation is computed, and not to where their sources are.
     """
-    for operand in filter(_is_loop, cat.all_input_nodes):
+    for operand in filter(is_loop, cat.all_input_nodes):
         with cat.graph.inserting_before(cat):
             is_other = is_channels_first(operand.meta["val"])
             source = operand if is_other else _copied(operand, cat, torch.contiguous_format)
@@ -197,5 +186,5 @@ def _may_be_seen_otherwise(weights: fx.Node) -> bool:
 def _run_as_it_is(gradient: fx.Node) -> None:
     """Have Inductor call the operator on images that lie as their nodes say, and ask for no other order."""
     gradient.meta["should_fallback"] = True
-    for image in filter(_is_loop, _images(gradient)):
+    for image in filter(is_loop, _images(gradient)):
         compilers.read_as(gradient, image, image.meta["val"])

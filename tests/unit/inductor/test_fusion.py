@@ -18,6 +18,7 @@ import torch
 from devices import threads
 from torch import fx, nn
 from torch._inductor import inductor_prims
+from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -30,6 +31,7 @@ from fxremat.graph.loops import Kind, Loop, Reduction
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import bind
 from fxremat.inductor.facts import facts
+from fxremat.inductor.grouping import MAX_DISTANCE
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.layout import channels_last, input_copies
@@ -308,7 +310,7 @@ def test_what_is_read_in_another_order_is_made_where_it_stands() -> None:
 
     def kernel_of(name: str, node: fx.Node) -> SimpleNamespace:
         buffer = SimpleNamespace(get_origin_node=lambda: node)
-        one = SimpleNamespace(node=buffer)
+        one = SimpleNamespace(node=buffer, get_outputs=list)
         return SimpleNamespace(
             name=name, get_nodes=lambda: [one], get_buffer_names=lambda: [name], unmet_dependencies=[]
         )
@@ -318,6 +320,28 @@ def test_what_is_read_in_another_order_is_made_where_it_stands() -> None:
     with settings, V.set_graph_handler(SimpleNamespace(graph=graph)):
         ordered = torch._inductor.config._post_fusion_custom_pass(kernels)
     assert [each.name for each in ordered] == ["first", "second"]
+
+
+@pytest.mark.parametrize("is_read_before", [False, True])
+def test_a_loop_that_writes_to_a_concatenation_is_of_it(is_read_before: bool) -> None:
+    """It runs there and is fused there, unless a kernel reads before what it computes."""
+    graph = fx.Graph()
+    first = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
+    second = graph.call_function(torch.ops.aten.neg.default, (first,))
+    cat = graph.call_function(torch.ops.aten.cat.default, ([first],))
+    after = graph.call_function(torch.ops.aten.abs.default, (first,))
+
+    def reads(node: fx.Node, kind: type) -> SimpleNamespace:
+        reader = object.__new__(kind)
+        reader.node = SimpleNamespace(get_origin_node=lambda: node)
+        return SimpleNamespace(node=reader)
+
+    loop = SimpleNamespace(node=SimpleNamespace(get_origin_node=lambda: first))
+    readers = [reads(cat, NopKernelSchedulerNode), reads(after, BaseSchedulerNode)]
+    readers += [reads(second, BaseSchedulerNode)] if is_read_before else []
+    loop.get_outputs = lambda: [SimpleNamespace(users=readers)]
+    kernel = SimpleNamespace(get_nodes=lambda: [loop])
+    assert scheduling._origins(kernel) == [[first if is_read_before else cat]]
 
 
 def test_loops_of_different_sizes_free_their_operands_one_after_the_other() -> None:
@@ -431,6 +455,22 @@ def test_operands_are_computed_into_a_concatenation() -> None:
     lowering, step = lowered(graph)
     assert lowering.held_in == {step["sigmoid"]: step["cat"]}
     assert not lowering.materialised[step["sigmoid"]] and lowering.materialised[step["cat"]]
+    assert lowering.runs_at[step["cat"]] == lowering.runs_at[step["sigmoid"]]
+
+
+def test_a_concatenation_is_there_with_what_it_holds() -> None:
+    """However many kernels run between: a loop reads the sigmoid at once, and it is concatenated later."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.sigmoid(torch.mm(x, w))
+        b = a * 2
+        for _ in range(2 * MAX_DISTANCE):
+            b = torch.mm(b, w)
+        return torch.cat([a, b]).sum() + a.sum()
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    lowering, step = lowered(graph)
+    assert lowering.held_in == {step["sigmoid"]: step["cat"]}
     assert lowering.runs_at[step["cat"]] == lowering.runs_at[step["sigmoid"]]
 
 
