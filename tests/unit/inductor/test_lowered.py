@@ -361,7 +361,7 @@ class Messages(nn.Module):
 
 
 def test_concatenations_that_run_again_are_written_where_they_do() -> None:
-    """Their operands are at hand long before, in the loop that computes what edges are for the last of them."""
+    """Their operands are at hand long before, in the loop that computes the edges of the last of them."""
     compiled = torch.compile(Messages(), backend="fxremat", options={"budget": "min"})
     with fresh_cache(), no_loops():
         compiled(torch.randn(32, 16, 8), torch.randn(32, 16, 8)).backward()
