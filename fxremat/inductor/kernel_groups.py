@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fxremat.device.calibrate import may_lie_in_order
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.buffers import buffers
+from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import group
 from fxremat.inductor.timing import timing
 from fxremat.memory.liveness import MemoryProfile, profile_of
@@ -32,7 +34,7 @@ def kernel_groups(graph: JointGraph, binding: Binding) -> list[int]:
     lowering = buffers(grouping, timing(grouping))
     profile = profile_of(graph, binding, lowering)
     loops = {kernel.runs_at: kernel.is_loop for kernel in grouping.kernels if kernel is not None}
-    made, copied = _made_bytes(profile, lowering), _copied_bytes(lowering)
+    made, copied = _made_bytes(profile, lowering), _copied_bytes(graph, binding, lowering)
     numbers: list[int] = []
     for half in (range(binding.boundary), range(binding.boundary, len(binding.nodes))):
         part = slice(half.start, half.stop)
@@ -52,11 +54,17 @@ def _made_bytes(profile: MemoryProfile, lowering: Lowering) -> list[int]:
     return made
 
 
-def _copied_bytes(lowering: Lowering) -> list[int]:
-    """For each step the bytes of the copies that are made for it."""
+def _copied_bytes(graph: JointGraph, binding: Binding, lowering: Lowering) -> list[int]:
+    """For each step the bytes of the copies that loops make for it, at most.
+
+    Those for gradients of single channels (``images.py``) count as scratch memory.
+    """
     copied = [0] * len(lowering.runs_at)
     for first, _, size in lowering.extra_bytes:
         copied[first] += max(0, size)
+    for step, node in enumerate(binding.nodes if graph.scratch_bytes else ()):
+        if node in facts(graph).convolutions and may_lie_in_order(graph.fx_nodes[node]):
+            copied[lowering.runs_at[step]] += graph.scratch_bytes[node]
     return copied
 
 

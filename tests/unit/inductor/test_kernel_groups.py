@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +17,10 @@ from unseen import no_loops
 
 import fxremat
 from fxremat.driver import compilation
-from fxremat.inductor.kernel_groups import kernel_groups, together
-from fxremat.predict.models import INDUCTOR_MARGIN
+from fxremat.graph import ops
+from fxremat.graph.schedule import bind
+from fxremat.inductor.kernel_groups import _copied_bytes, kernel_groups, together
+from fxremat.predict.models import INDUCTOR, INDUCTOR_MARGIN
 
 
 class Dense(nn.Module):
@@ -84,3 +88,20 @@ def test_code_ends_groups_where_the_plan_needs_it(tmp_path: Path) -> None:
     assert least.lowered_peak_bytes <= (1 + margin) * least.solution.peak_bytes
     assert none_ends.solution.schedule == least.solution.schedule
     assert none_ends.lowered_peak_bytes > 1.05 * least.lowered_peak_bytes
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_copies_for_gradients_of_single_channels_are_made_by_loops(groups: int) -> None:
+    """They count as scratch memory of the gradient; loops make them, before which a group may have to end."""
+    model = nn.Conv2d(4, 4, 3, groups=groups)
+    graph = fxremat.capture(model, torch.randn(2, 4, 8, 8, requires_grad=True), loss=torch.sum)
+    (gradient,) = (place for place, node in enumerate(graph.fx_nodes) if ops.is_convolution_gradient(node))
+    sizes = tuple(1000 if place == gradient else 0 for place in range(len(graph.nodes)))
+    binding = bind(graph, graph.names)
+    lowering = INDUCTOR.lower(graph, binding)
+    place = lowering.runs_at[binding.nodes.index(gradient)]
+    before, after = (
+        _copied_bytes(replace(graph, scratch_bytes=told), binding, lowering) for told in ((), sizes)
+    )
+    assert after[place] - before[place] == (1000 if groups > 1 else 0)
+    assert sum(after) - sum(before) == after[place] - before[place]
