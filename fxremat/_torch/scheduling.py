@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -163,10 +162,11 @@ def _concatenation(node: Any) -> fx.Node | None:
     """The concatenation to which a scheduler's node writes what nobody reads before, if there is one."""
     from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
 
-    readers: Iterable[Any] = (use.node for made in node.get_outputs() for use in made.users)
+    readers = [use.node for made in node.get_outputs() for use in made.users]
+    cats: list[Any] = [each for each in readers if isinstance(each, NopKernelSchedulerNode)]
+    if not cats:
+        return None
     known: list[Any] = [each for each in readers if isinstance(each, BaseSchedulerNode) and each.node]
-    origins = [each.node.get_origin_node() for each in known]
-    nothing_runs = (isinstance(each, NopKernelSchedulerNode) for each in known)
-    cat = next(itertools.compress(origins, nothing_runs), None)
-    is_first = cat is not None and all(origin is None or cat <= origin for origin in origins)
-    return cat if is_first else None
+    origins = filter(None, (each.node.get_origin_node() for each in known))
+    cat: fx.Node | None = cats[0].node.get_origin_node()
+    return cat if cat is not None and all(cat <= origin for origin in origins) else None

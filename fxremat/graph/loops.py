@@ -295,9 +295,10 @@ def is_loop(node: fx.Node) -> bool:
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads a value, views looked through."""
+    """Who reads a value, views looked through, but not those that go by how it lies in memory."""
     for user in node.users:
         is_view = user.op == "call_function" and kind(user) is Kind.VIEW
+        is_view = is_view and packet(user) is not aten.as_strided
         yield from readers(user) if is_view else (user,)
 
 

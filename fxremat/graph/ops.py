@@ -71,6 +71,14 @@ def viewed_operand(node: fx.Node) -> fx.Node | None:
     return _as_node(node.args[shared[0]]) if shared and shared[0] < len(node.args) else None
 
 
+def looked_through(node: fx.Node) -> Iterator[fx.Node]:
+    """The node, and what it is a view of, one after the other."""
+    viewed: fx.Node | None = node
+    while viewed is not None:
+        yield viewed
+        viewed = viewed_operand(viewed)
+
+
 def _as_node(argument: object) -> fx.Node | None:
     return argument if isinstance(argument, fx.Node) else None
 

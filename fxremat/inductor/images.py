@@ -100,10 +100,8 @@ def _works_channels_last(node: fx.Node) -> bool:
 
 def _may_lie_otherwise(image: fx.Node) -> bool:
     """Whether a value is, or is a view of, that of a loop which loops and convolutions alone read."""
-    base: fx.Node | None = image
-    while base is not None:
-        image, base = base, ops.viewed_operand(base)
-    return is_loop(image) and all(kind(each) in LOOPS or _has_convolution(each) for each in readers(image))
+    *_, base = ops.looked_through(image)
+    return is_loop(base) and all(kind(each) in LOOPS or _has_convolution(each) for each in readers(base))
 
 
 def _store_channels_last(image: fx.Node) -> None:

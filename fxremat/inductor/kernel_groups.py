@@ -62,8 +62,9 @@ def _copied_bytes(graph: JointGraph, binding: Binding, lowering: Lowering) -> li
     copied = [0] * len(lowering.runs_at)
     for first, _, size in lowering.extra_bytes:
         copied[first] += max(0, size)
-    for step, node in enumerate(binding.nodes if graph.scratch_bytes else ()):
-        if node in facts(graph).convolutions and may_lie_in_order(graph.fx_nodes[node]):
+    convolutions = facts(graph).convolutions if graph.scratch_bytes else ()
+    for step, node in enumerate(binding.nodes):
+        if node in convolutions and may_lie_in_order(graph.fx_nodes[node]):
             copied[lowering.runs_at[step]] += graph.scratch_bytes[node]
     return copied
 

@@ -4,7 +4,7 @@ Inductor stores a loop's value in the order of its sizes, or of what the loop re
 through views that this order does not allow, or with neither rows nor columns side by side, each product
 that reads it gets a copy of its own. Another order of the value's dimensions often needs none, such as the
 one that was traced; so it is told here. Linear in nodes, but for the orders tried, of values of at most
-`_MOST_DIMENSIONS`.
+``_MOST_DIMENSIONS``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def arrange_operands(part: fx.GraphModule) -> int:
     views: dict[fx.Node, list[Sequence[fx.Node]]] = {}
     for node in part.graph.nodes:
         for operand in _matrices(node):
-            base, *through = reversed([*_viewed(operand)])
+            base, *through = reversed([*ops.looked_through(operand)])
             if through and _may_lie_otherwise(base):
                 views.setdefault(base, []).append(through)
     found = [(base, value) for base, each in views.items() if (value := _laid_out(base, each)) is not None]
@@ -62,14 +62,6 @@ def _matrices(node: fx.Node) -> Iterable[fx.Node]:
             operand = operands[place]
             assert isinstance(operand, fx.Node)
             yield operand
-
-
-def _viewed(node: fx.Node) -> Iterable[fx.Node]:
-    """A node, and what it is a view of, one after the other."""
-    viewed: fx.Node | None = node
-    while viewed is not None:
-        yield viewed
-        viewed = ops.viewed_operand(viewed)
 
 
 def _may_lie_otherwise(base: fx.Node) -> bool:
@@ -93,6 +85,10 @@ def _laid_out(base: fx.Node, views: Sequence[Sequence[fx.Node]]) -> torch.Tensor
         views: For each product's operand, the views that it is seen through.
     """
     value: torch.Tensor = base.meta["val"]
+    if any(len(view.all_input_nodes) > 1 for view in itertools.chain(*views)):
+        return None  # of sizes that are not known
+    if value.is_contiguous() and all(_lies_in_rows(each[-1].meta["val"]) for each in views):
+        return None
     traced = torch.empty_like(value, device="meta")
     sizes = torch.empty(value.shape, dtype=value.dtype, device="meta")
     is_fixed = value.dim() > _MOST_DIMENSIONS or any(each.op == "output" for each in readers(base))
@@ -121,6 +117,11 @@ def _is_read_in_place(base: torch.Tensor, views: Iterable[fx.Node]) -> bool:
             seen = view.target(*given, **view.kwargs)
         except (RuntimeError, ValueError):  # of tensors and fake tensors: a view that would be a copy
             return False
-    (rows, columns), (down, along) = seen.shape[-2:], seen.stride()[-2:]
+    return _lies_in_rows(seen)
+
+
+def _lies_in_rows(matrices: torch.Tensor) -> bool:
+    """Whether the rows or the columns of matrices lie side by side."""
+    (rows, columns), (down, along) = matrices.shape[-2:], matrices.stride()[-2:]
     is_in_rows = along == 1 and (rows == 1 or down >= columns)
     return is_in_rows or (down == 1 and (columns == 1 or along >= rows))
