@@ -114,6 +114,7 @@ class Grouping:
         for kernel in dict.fromkeys((*producers, *siblings)):
             fits = kernel.admits(loop.elements, loop.reduction) and self._is_nested(kernel, step, producers)
             is_open = fits and kernel not in puts and self._is_open(kernel, step)
+            is_open = is_open and not self._is_put_off(kernel, step)
             if is_open and not leads_to(kernel, producers):
                 return kernel
         return None
@@ -139,6 +140,15 @@ class Grouping:
             return is_of_segment
         is_again = any(self.binding.is_mirror[each] for each in (*kernel.steps, step))
         return is_of_segment if is_again else is_of_stretch
+
+    def _is_put_off(self, kernel: Kernel, step: int) -> bool:
+        """Whether a kernel's reductions would wait, past an external kernel, for a loop over what they write.
+
+        As it does where gradients of a parameter are added that is used several times.
+        """
+        loop, kernels = self.inlining.loops[step], self.recomputation.kernels
+        is_like = kernel.reduction is not None and kernel.reduction.written == loop.elements
+        return is_like and loop.reduction is None and kernels[kernel.steps[-1]] < kernels[step]
 
     def _shareable(self, step: int) -> list[int]:
         """What is read of steps, and of inputs (numbered below 0), and is enough to fuse with other readers.

@@ -8,13 +8,14 @@ Convolutions work in the layout in which they do without a plan.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import fx
 
 from fxremat._torch import compilers
 from fxremat.graph import ops
-from fxremat.graph.loops import Kind, Loop, kind, loop
+from fxremat.graph.loops import Kind, Loop, kind, loop, readers
 from fxremat.graph.nodes import MIRROR
 from fxremat.inductor.products import summed_products
 from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waited_for, waiting
@@ -22,6 +23,7 @@ from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waited_fo
 # Keys in the fx meta of the backward's nodes.
 SEGMENT = "fxremat_segment"  # a segment of recomputation
 STRETCH = "fxremat_stretch"  # a stretch between external kernels that run again
+KERNELS = "fxremat_kernels"  # how many external kernels stand before it
 
 
 def order_recomputation(backward: fx.GraphModule) -> int:
@@ -44,8 +46,9 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     owns = [_has_own_buffer(node) and not ops.is_getitem(node) for node in nodes]
     steps = [(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)]
     numbers = segments(steps)
-    again = [MIRROR in node.meta and kind(node) is Kind.KERNEL for node in nodes]
-    parts = stretches(numbers, again)
+    external = [node.op == "call_function" and kind(node) is Kind.KERNEL for node in nodes]
+    again = [is_kernel and MIRROR in node.meta for node, is_kernel in zip(nodes, external, strict=True)]
+    parts, before = stretches(numbers, again), [*accumulate(external)]
     places = {node: place for place, node in enumerate(nodes)}
     reads = [[places[each] for each in node.all_input_nodes] for node in nodes]
     first = frozenset(waiting(steps, numbers, reads.__getitem__))
@@ -53,7 +56,7 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     sums = frozenset(products.values())
     may_be = []
     for index, node in enumerate(nodes):
-        node.meta[SEGMENT], node.meta[STRETCH] = numbers[index], parts[index]
+        node.meta |= {SEGMENT: numbers[index], STRETCH: parts[index], KERNELS: before[index]}
         has_buffer = _has_own_buffer(node) or _is_handed_over(node)
         is_computed_here = index in sums or (has_buffer and index not in products)
         may_be.append(is_computed_here and isinstance(node.meta.get("val"), torch.Tensor))
@@ -72,11 +75,11 @@ def _put_off(backward: fx.GraphModule) -> None:
     """
     places = {node: place for place, node in enumerate(backward.graph.nodes)}
     for node in filter(_may_run_late, places):
-        readers = sorted({*_readers(node)}, key=places.__getitem__)
+        found = sorted({*readers(node)}, key=places.__getitem__)
         is_on_cpu = all(tensor.is_cpu for tensor in ops.tensors(node.meta["val"]))
-        if all(map(_is_kernel, readers)) and (len(readers) == 1 or not is_on_cpu):
+        if all(map(_is_kernel, found)) and (len(found) == 1 or not is_on_cpu):
             for each in (node, *sorted({*_views(node)}, key=places.__getitem__)):
-                readers[0].prepend(each)
+                found[0].prepend(each)
     backward.recompile()
 
 
@@ -95,7 +98,7 @@ def _is_kernel(node: fx.Node) -> bool:
 def _is_handed_over(node: fx.Node) -> bool:
     """Whether a node is a loop that runs once and whose result an external kernel reads."""
     is_loop = node.op == "call_function" and MIRROR not in node.meta and kind(node) is Kind.POINTWISE
-    return is_loop and any(map(_is_kernel, _readers(node)))
+    return is_loop and any(map(_is_kernel, readers(node)))
 
 
 def _views(node: fx.Node) -> Iterable[fx.Node]:
@@ -114,16 +117,9 @@ def _summed_products(
     """Indices of the products that are computed with a sum, and of their sums."""
     calls = [node if node.op == "call_function" else None for node in nodes]
     found = [Loop(Kind.KERNEL, 0) if node is None else loop(node) for node in calls]
-    readers = [[index[each] for each in _readers(node)] for node in nodes]
+    read_by = [[index[each] for each in readers(node)] for node in nodes]
     devices = (tensor.device.type for node in nodes for tensor in ops.tensors(node.meta.get("val")))
-    return summed_products(found, reads, readers, waiting, {*devices} == {"cpu"})
-
-
-def _readers(node: fx.Node) -> Iterable[fx.Node]:
-    """Who reads a value, views looked through."""
-    for user in node.users:
-        is_view = user.op == "call_function" and kind(user) is Kind.VIEW
-        yield from _readers(user) if is_view else (user,)
+    return summed_products(found, reads, read_by, waiting, {*devices} == {"cpu"})
 
 
 def _say_channels_last(backward: fx.GraphModule, waiting: Iterable[fx.Node]) -> None:
@@ -161,15 +157,34 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
 
     They may not where one is computed again, in a segment of its own, nor where an external kernel runs again
     between them: the kernel would run at the place of one of them and hold what the other works on meanwhile.
+    Nor do reductions wait, past an external kernel, for a loop over what they write: they read much more.
 
     Args:
         first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
             computed inside of its loop.
         second: Those of another kernel.
     """
-    nodes = [max(origins, key=_segment_and_mirror) for origins in (*first, *second) if origins]
+    parts = [
+        [max(origins, key=_segment_and_mirror) for origins in each if origins] for each in (first, second)
+    ]
+    nodes = [*parts[0], *parts[1]]
     is_again = any(MIRROR in node.meta for node in nodes)
-    return len({node.meta.get(SEGMENT if is_again else STRETCH) for node in nodes}) <= 1
+    is_near = len({node.meta.get(SEGMENT if is_again else STRETCH) for node in nodes}) <= 1
+    return is_near and not (_are_put_off(*parts) or _are_put_off(*reversed(parts)))
+
+
+def _are_put_off(nodes: Sequence[fx.Node], later: Sequence[fx.Node]) -> bool:
+    """Whether there are reductions that would wait, past an external kernel, for a loop over what they write.
+
+    As they do where gradients of a parameter are added that is used several times.
+    """
+    last = max((node.meta.get(KERNELS, 0) for node in nodes), default=0)
+    behind = [node for node in later if node.meta.get(KERNELS, 0) > last and kind(node) is Kind.POINTWISE]
+    if not behind:
+        return False
+    reductions = (loop(node).reduction for node in nodes if kind(node) is Kind.REDUCTION)
+    written = {reduction.written for reduction in reductions if reduction is not None}
+    return any(loop(node).elements in written for node in behind)
 
 
 def _segment_and_mirror(node: fx.Node) -> tuple[int, bool]:

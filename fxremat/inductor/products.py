@@ -17,7 +17,8 @@ def summed_products(
     """Products of matrices that are computed with the sum that reads them, by ``addmm``.
 
     Of two products that are added it is the second, for Inductor's patterns are tried in that order. On other
-    devices than a CPU it prefers a loop for the sum if only loops read it.
+    devices than a CPU it prefers a loop for the sum if only loops read it. It goes through the sums from the
+    last, so that one that such a product reads is read by an operator.
 
     Args:
         loops: What each step computes.
@@ -30,17 +31,16 @@ def summed_products(
     Returns:
         The step of the sum for that of each product.
     """
-    found = {}
-    for step, loop in enumerate(loops):
-        if not loop.is_sum:
-            continue
-        has_loops_alone = all(loops[each].kind is Kind.POINTWISE for each in readers[step])
-        if has_loops_alone and step not in needed and not on_cpu:
+    found: dict[int, int] = {}
+    operators = {step for step, loop in enumerate(loops) if loop.kind is not Kind.POINTWISE}
+    for step in reversed([step for step, loop in enumerate(loops) if loop.is_sum]):
+        if operators.isdisjoint(readers[step]) and step not in needed and not on_cpu:
             continue
         for read in reversed(reads[step]):
             if read is None or read in needed or readers[read] != [step]:
                 continue
-            if loops[read].is_product and loops[read].elements == loop.elements:
+            if loops[read].is_product and loops[read].elements == loops[step].elements:
                 found[read] = step
+                operators.add(step)
                 break
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from fxremat.graph.joint import JointGraph
@@ -20,11 +21,13 @@ class Recomputation(NamedTuple):
     Attributes:
         segments: For each step its segment of recomputation, -1 in the forward.
         stretches: For each step its stretch between external kernels that run again, -1 in the forward.
+        kernels: For each step how many external kernels stand before it in the backward, 0 in the forward.
         waiting: The steps that are made to wait.
     """
 
     segments: Sequence[int]
     stretches: Sequence[int]
+    kernels: Sequence[int]
     waiting: frozenset[int]
 
 
@@ -38,8 +41,8 @@ def recomputation(graph: JointGraph, binding: Binding) -> Recomputation:
         for step in range(boundary, len(nodes))
     ]
     numbers = segments(steps)
-    kernels = (kind is Kind.KERNEL for kind in kinds[boundary:])
-    again = [mirror and kernel for mirror, kernel in zip(mirrors[boundary:], kernels, strict=True)]
+    external = [kind is Kind.KERNEL for kind in kinds[boundary:]]
+    again = [mirror and kernel for mirror, kernel in zip(mirrors[boundary:], external, strict=True)]
     reads = binding.reads[boundary:]
     waits = waiting(
         steps, numbers, lambda step: [read - boundary for read in reads[step] if read is not None]
@@ -48,6 +51,7 @@ def recomputation(graph: JointGraph, binding: Binding) -> Recomputation:
     return Recomputation(
         forward + numbers,
         forward + stretches(numbers, again),
+        [0] * boundary + [*accumulate(external)],
         frozenset(boundary + step for step in waits),
     )
 

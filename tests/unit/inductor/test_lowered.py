@@ -370,6 +370,29 @@ def test_concatenations_that_run_again_are_written_where_they_do() -> None:
     assert ratio < 0.55  # 0.48; 0.59 if they are there at once
 
 
+class Again(nn.Module):
+    """A network whose layers are one block, so that gradients of each parameter are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.block = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = x + self.block(self.norm(x))
+        return x.square().mean()
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_gradients_of_one_parameter_are_summed_where_they_are_computed() -> None:
+    """Not with their own sum, at the end, until when all that they are summed of would be live."""
+    report, measured = stepped(Again(), torch.randn(512, 32), budget=0.7)
+    assert report.solution.peak_bytes == pytest.approx(measured, rel=0.002)
+    assert report.budget_bytes is not None and measured <= report.budget_bytes
+    assert not report.notes
+
+
 class Patches(nn.Module):
     """A convolution that works channels last, with weights that are larger than all that it makes."""
 
