@@ -14,8 +14,9 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    them leaves it: a loop with what it reads, and loops near each other that read the same buffer or input. A
    value that only its own kernel reads needs no buffer. Reductions over different dimensions do not fuse, nor
    one of outer dimensions and a loop over what it reads; nor does a loop that writes to places which are
-   computed with what reads its result, nor on a CPU with any. The kernel runs where the first of its loops
-   stands, or as soon as all that it reads is there (``timing.py``).
+   computed with what reads its result, nor on a CPU with any; nor, past an external kernel, reductions and a
+   loop over what they write (``order.may_fuse``). The kernel runs where the first of its loops stands, or as
+   soon as all that it reads is there (``timing.py``).
 3. *Products.* A product of two matrices that a sum of the same size alone reads is computed with the sum,
    by ``addmm``, where the sum stands (``products.py``).
 4. *In place* (``buffers.py``). A loop writes over an operand of the same size that no later kernel reads, nor

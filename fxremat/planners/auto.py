@@ -38,9 +38,10 @@ from fxremat.search.condensed import condense
 from fxremat.search.profile import peak_bytes
 from fxremat.search.refine import refine, refine_around
 from fxremat.search.replay import followed
-from fxremat.search.row import ENOUGH_TRIES, Row
+from fxremat.search.row import Row
 
 MAX_TRIES, FEW_NODES = 160, 2000  # plans that are tried for a graph of so many nodes; fewer for larger ones
+ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for the plans of other planners
 TRIES_BESIDE = 16  # for one variant, with which another has a few plans as well
 REFINED, REFINED_NODES = 0.4, 600  # plans that are refined for a try, and in graphs of up to so many nodes
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
