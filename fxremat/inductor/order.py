@@ -23,7 +23,7 @@ from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waited_fo
 # Keys in the fx meta of the backward's nodes.
 SEGMENT = "fxremat_segment"  # a segment of recomputation
 STRETCH = "fxremat_stretch"  # a stretch between external kernels that run again
-KERNELS = "fxremat_kernels"  # how many external kernels stand before it
+KERNELS = "fxremat_kernels"  # how many external kernels there are up to it, itself counted
 
 
 def order_recomputation(backward: fx.GraphModule) -> int:
@@ -46,7 +46,7 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     owns = [_has_own_buffer(node) and not ops.is_getitem(node) for node in nodes]
     steps = [(node.meta.get(MIRROR), own) for node, own in zip(nodes, owns, strict=True)]
     numbers = segments(steps)
-    external = [node.op == "call_function" and kind(node) is Kind.KERNEL for node in nodes]
+    external = [*map(_is_kernel, nodes)]
     again = [is_kernel and MIRROR in node.meta for node, is_kernel in zip(nodes, external, strict=True)]
     parts, before = stretches(numbers, again), [*accumulate(external)]
     places = {node: place for place, node in enumerate(nodes)}

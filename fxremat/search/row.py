@@ -31,7 +31,7 @@ PLAIN = 2  # attempts without noise
 DRAWS = 24  # of noise for the least budget
 NOISE, MUCH_NOISE = 0.3, 1.0  # standard deviation of the logarithm of the other prices; for the least budget
 PROMISING = 1.1  # how much slower than the best an attempt may be that is still worth improving
-MOST_IMPROVED = 4  # plans known before that are improved at their own peaks
+MOST_IMPROVED = 4  # plans known before that are improved at their own peaks, where there are few tries
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
 
@@ -75,9 +75,12 @@ class Row:
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
         found = [*self.lowest, *lowest, *self.best.values()]
-        found += (self._plan(each.operators) for each in (self.known if self.has_time else self.starts))
-        worth = pareto(self.known)[-MOST_IMPROVED:]
-        found += (self._improved(each.operators, each.peak_bytes) for each in worth)
+        if self.has_time:
+            found += (self._plan(each.operators) for each in self.known)
+        else:
+            worth = pareto(self.known)[-MOST_IMPROVED:]
+            found += self.starts
+            found += (self._improved(each.operators, each.peak_bytes) for each in worth)
         return dict.fromkeys(each.operators for each in pareto(found))
 
     def _budgets(self) -> list[int]:
