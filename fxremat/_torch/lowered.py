@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["GeneratedCode", "LoweredOperation", "gradients_keep_layouts", "reader"]
+__all__ = ["GeneratedCode", "LoweredOperation", "gradients_keep_layouts", "reader", "wants_buffers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +151,10 @@ def _layouts(graph: Any, kernel: Any) -> Iterator[tuple[tuple[int, ...], tuple[i
             return
         sizes, strides = (graph.sizevars.optimization_hints(each) for each in (read.get_size(), strides))
         yield tuple(sizes), tuple(strides)
+
+
+def wants_buffers(node: fx.Node) -> bool:
+    """Whether Inductor gives what an operator reads, and others too, a buffer as soon as it is computed."""
+    from torch._inductor.lowering import needs_realized_inputs
+
+    return node.target in needs_realized_inputs

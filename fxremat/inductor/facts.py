@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from fxremat._torch import lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
@@ -31,6 +32,7 @@ class Facts:
         bytes_of_one: Bytes of each node's buffer; 0 if it has several or none.
         convolutions: Indices of convolutions and their gradients.
         plain_convolutions: Indices of convolutions.
+        hinting: Indices of external kernels whose operands get a buffer as soon as they are computed.
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input of a graph with convolutions, bytes of the copy that lies channels last;
             0 where the input lies so itself.
@@ -50,6 +52,7 @@ class Facts:
     bytes_of_one: tuple[int, ...]
     convolutions: frozenset[int]
     plain_convolutions: frozenset[int]
+    hinting: frozenset[int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequences: Mapping[int, Sequence[int]]
@@ -96,6 +99,7 @@ def _facts(graph: JointGraph) -> Facts:
         tuple(graph.node_bytes(at) if len(each.creates) == 1 else 0 for at, each in enumerate(graph.nodes)),
         convolutions,
         frozenset(index for index in convolutions if ops.is_convolution(graph.fx_nodes[index])),
+        frozenset(at for at, node in each if kinds[at] is Kind.KERNEL and lowered.wants_buffers(node)),
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: copied for index in convolutions if (copied := _sequences(graph, index))},

@@ -7,9 +7,11 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    each of its readers; what it reads is then held until the last of those has run. It is realized all the
    same if the backward or the caller needs it, if an external kernel reads it, if it draws random numbers, if
    windows of it are read and it reads more than one buffer, or if it is read more than once and expensive
-   (more than 4 buffers read, or transcendental, on a CPU). So it is if it takes many operations and reads
-   more than one buffer (``operations.py``). What external kernels read through views is realized for the
-   first of them; loops before that compute it themselves.
+   (more than 4 buffers read, or transcendental, on a CPU), or transcendental and broadcast. So it is if it
+   takes many operations and reads more than one buffer (``operations.py``). What external kernels read
+   through views is realized for the first of them, and so is what is added to a product; loops before that
+   compute it themselves. A view of a value that reads one buffer is copied, where a product and others read
+   it, and all other loops compute the value themselves.
 2. *Fusion* (``grouping.py``). Realized loops over the same elements become one kernel where no path between
    them leaves it: a loop with what it reads, and loops near each other that read the same buffer or input. A
    value that only its own kernel reads needs no buffer. Reductions over different dimensions do not fuse, nor

@@ -51,7 +51,7 @@ class Grouping:
         self.binding = binding
         self.inlining = inlining
         self.recomputation = recomputation
-        self.kernels: list[Kernel | None] = []
+        self.kernels: list[Kernel | None] = [None] * len(inlining.realized)
         self.feeders: dict[int, dict[int, Kernel]] = {}
         self.scatters = scatters(graph, binding, inlining.bases)
         views = itertools.chain(*self.scatters.values())
@@ -59,8 +59,9 @@ class Grouping:
         self._latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
         self._realized_count = 0
         self._ranges = nests(graph, inlining) if graph.is_on_cpu else [None] * len(inlining.realized)
-        for step, is_realized in enumerate(inlining.realized):
-            self.kernels.append(self._kernel_of(step) if is_realized else None)
+        realized = (step for step, is_realized in enumerate(inlining.realized) if is_realized)
+        for step in sorted(realized, key=inlining.realized_at.__getitem__):
+            self.kernels[step] = self._kernel_of(step)
 
     def _kernel_of(self, step: int) -> Kernel:
         """The kernel that computes a realized step, which is a part of it from now on.
@@ -120,9 +121,14 @@ class Grouping:
         return None
 
     def _is_nested(self, kernel: Kernel, step: int, producers: Sequence[Kernel]) -> bool:
-        """Whether the ranges of a loop are those of a kernel, or lie in them, as far as they are known."""
+        """Whether the ranges of a loop are those of a kernel, or lie in them, as far as they are known.
+
+        Those of one of its loops will do: Inductor makes one of these two first.
+        """
         first, second = kernel.ranges, self._ranges[step]
-        return first is None or second is None or may_share(first, second, kernel in producers)
+        if first is None or second is None or may_share(first, second, kernel in producers):
+            return True
+        return any(self._ranges[each] == second for each in kernel.steps)
 
     def _puts_read(self, step: int) -> Collection[Kernel | None]:
         """The kernels that write to places of what a step reads: it is complete when they have run."""

@@ -6,10 +6,10 @@ The first and the third rule of ``fusion.py``. Linear in steps and reads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import Kind
+from fxremat.graph.loops import LOOPS, Kind
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
@@ -41,7 +41,8 @@ class Inlining:
         realized: For each step, whether its value is computed where it stands.
         realized_at: For each step that is realized, where: where it stands, or where a window or an external
             kernel first reads it, or another waits for it.
-        early_readers: For steps that are realized late, the loops before that, which compute them themselves.
+        early_readers: For steps that are realized late, the loops before that, and for those of which there
+            is a copy for an external kernel, the loops that don't read it; all compute them themselves.
         realized_readers: For each step, the realized ones that read its value, themselves or through inlined
             steps.
     """
@@ -64,6 +65,8 @@ class Inlining:
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
         self._waited_at = self._waits_for_loops(waits) if waits else {}
+        self._copied_views = self._find_copied_views()
+        self._copied: dict[int, int] = {}  # values that are not realized, but copies that views look at
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
         self.leaves = nothing.copy()
         self._buffers_read = nothing  # the leaves with an operator's outputs told apart
@@ -100,6 +103,48 @@ class Inlining:
         is_loop = self.kinds[step] is Kind.POINTWISE
         return is_loop and any(self.loops[reader].kind is Kind.KERNEL for reader in self.readers[step])
 
+    def _find_copied_views(self) -> dict[int, int]:
+        """For pointwise steps, the view that all external kernels read through, and get a copy of.
+
+        Inductor copies what a view shows that has several readers, one of them a product by itself, unless
+        what it looks at is realized. Other loops compute that themselves.
+        """
+        kinds, bases, reads = self.kinds, self.bases, self.binding.reads
+        products = (step for step, loop in enumerate(self.loops) if loop.is_product)
+        read = {each for step in products if step not in self._products for each in reads[step]}
+        views = {each: bases[each] for each in read if each is not None and kinds[each] is Kind.VIEW}
+        looked_at = {base for base in views.values() if kinds[base] is Kind.POINTWISE}
+        looked_at = {base for base in looked_at if not self.pinned[base] and base not in self.states}
+        users: dict[int, set[int]] = {}
+        for step, own in enumerate(reads) if looked_at else ():
+            for each in own:
+                if each is not None and bases[each] in looked_at:
+                    users.setdefault(each, set()).add(step)
+        found = {}
+        for view, base in views.items():
+            if base in looked_at and len(users[view]) > 1:
+                beside = set(self.readers[base]) - self._shown_by(view, users)
+                if not any(self._needs_buffer(reader, base) for reader in beside):
+                    found[base] = view
+        return found
+
+    def _shown_by(self, view: int, users: Mapping[int, Iterable[int]]) -> set[int]:
+        """All that reads a view, or a view of it."""
+        found, stack = set[int](), [view]
+        while stack:
+            own = set(users.get(stack.pop(), ())) - found
+            found |= own
+            stack += own
+        return found
+
+    def _is_beside_copy(self, base: int, read: int) -> bool:
+        """Whether a value is read that is not realized, but a copy that a view looks at; and not by that."""
+        view = self._copied[base]
+        while read not in (base, view):
+            source = self.binding.reads[read][facts(self.graph).viewed_places[self.binding.nodes[read]] or 0]
+            read = base if source is None else source
+        return read != view
+
     def _realize(self) -> None:
         """Find what computing each step reads, inlined operands looked through, and what is realized."""
         realized, inputs, is_heavy = self.realized, self.inputs_read, self._is_heavy
@@ -115,7 +160,9 @@ class Inlining:
                 if inputs[read] and not realized[read]:
                     inputs[step] |= inputs[read]
                 base = bases[read]
-                is_late = self.realized_at[base] > step
+                is_late = self.realized_at[base] > step or (
+                    base in self._copied and self._is_beside_copy(base, read)
+                )
                 if is_late and bases[step] == step:
                     self.early_readers.setdefault(base, []).append(step)
                     inputs[step] |= inputs[base]
@@ -138,6 +185,8 @@ class Inlining:
                 self.is_dear[step] = self._costs_much(step, operations)
                 realized[step] = self._must_realize(step)
                 if realized[step]:
+                    if step in self._copied_views and not (self.is_dear[step] or self._num_reads(step) > 1):
+                        self._copied[step] = self._copied_views[step]
                     place = self._place(step)
                     self.realized_at[step] = min(place, self._waited_at.get(step, place))
 
@@ -168,10 +217,15 @@ class Inlining:
         if len(readers) == 1 and self.loops[readers[0]].is_window:
             return readers[0]
         kernels = [each for each in readers if self.is_external(each) and not self.loops[each].is_put]
-        is_hinted = len(readers) > 1 and self._num_reads(step) > 1
-        if not kernels or (is_hinted and any(step in self.binding.reads[each] for each in kernels)):
+        may_be_hinted = len(readers) > 1 and self._num_reads(step) > 1
+        if not kernels or (may_be_hinted and any(self._is_hint(each, step) for each in kernels)):
             return step
         return kernels[0]
+
+    def _is_hint(self, kernel: int, step: int) -> bool:
+        """Whether Inductor sees at a step that an external kernel will want a buffer of its value."""
+        is_hinting = self.binding.nodes[kernel] in facts(self.graph).hinting and kernel not in self._products
+        return is_hinting and step in self.binding.reads[kernel]
 
     def _needs_buffer(self, reader: int, step: int) -> bool:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
@@ -198,12 +252,21 @@ class Inlining:
             step: The step.
             operations: Those of what it reads.
         """
-        is_reused, reads = len(self.readers[step]) > 1, self._num_reads(step)
+        is_shared, reads = len(self.readers[step]) > 1, self._num_reads(step)
         count = self._operations.take(step, operations, self.realized)
-        if count > self._operations.limit and (is_reused or count > MOST or self._reads_several(step)):
+        is_long = count > self._operations.limit
+        if (is_long or self._is_heavy[step]) and (is_shared or self._is_broadcast(step)):
             return True
-        is_much = self._is_heavy[step] or reads > MAX_READS_WHEN_REUSED
-        return reads > (MAX_READS_ON_CPU if self.graph.is_on_cpu else MAX_READS) or (is_much and is_reused)
+        if is_long and (count > MOST or self._reads_several(step)):
+            return True
+        most = MAX_READS_ON_CPU if self.graph.is_on_cpu else MAX_READS
+        return reads > (MAX_READS_WHEN_REUSED if is_shared else most)
+
+    def _is_broadcast(self, step: int) -> bool:
+        """Whether a loop reads each element of a value several times, since it is broadcast."""
+        own = 2 * self.loops[step].elements
+        readers = (self.loops[reader] for reader in self.readers[step])
+        return any(each.kind in LOOPS and not each.is_moving and own <= each.elements for each in readers)
 
     def _reads_several(self, step: int) -> bool:
         """Whether computing a step reads more than one buffer of several elements."""

@@ -48,7 +48,7 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     numbers = segments(steps)
     external = [*map(_is_kernel, nodes)]
     again = [is_kernel and MIRROR in node.meta for node, is_kernel in zip(nodes, external, strict=True)]
-    parts, before = stretches(numbers, again), [*accumulate(external)]
+    parts, before = stretches(numbers, again), [*accumulate(map(int, external))]
     places = {node: place for place, node in enumerate(nodes)}
     reads = [[places[each] for each in node.all_input_nodes] for node in nodes]
     first = frozenset(waiting(steps, numbers, reads.__getitem__))

@@ -31,7 +31,7 @@ from fxremat.graph.loops import Kind, Loop, Reduction
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import bind
 from fxremat.inductor.facts import facts
-from fxremat.inductor.grouping import MAX_DISTANCE
+from fxremat.inductor.grouping import MAX_DISTANCE, group
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.layout import channels_last, input_copies
@@ -204,6 +204,19 @@ def test_what_an_expensive_function_is_part_of_is_stored() -> None:
     assert [lowering.materialised[step[name]] for name in ("exp", "add", "add_1")] == [False, True, False]
 
 
+def test_an_expensive_function_that_is_broadcast_is_stored() -> None:
+    """Each of its elements is read several times; one that is read once by each of its rows is inlined."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        first = torch.mm(a * torch.sigmoid(a.sum(1, keepdim=True)), w)
+        return torch.mm(first * torch.sigmoid(a), w)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    assert [inlining.realized[graph.names.index(name)] for name in ("sigmoid", "sigmoid_1")] == [True, False]
+
+
 @pytest.mark.parametrize("rounds", [10, 20, 30])
 @pytest.mark.parametrize("place", [lambda graph: graph, on_cuda])
 def test_what_takes_many_operations_is_stored(rounds: int, place: Callable[[JointGraph], JointGraph]) -> None:
@@ -268,6 +281,54 @@ def test_loops_before_the_product_that_a_value_is_realized_for_compute_it_themse
     assert inlining.early_readers[at("mul")] == [at("sum_1")]
     assert inlining.leaves[at("sum_1")] == (at("mm"),)
     assert inlining.realized_at[at("mul")] == at("mm_2")
+
+
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_a_sum_with_a_product_says_nothing_of_what_it_will_read(is_sum: bool) -> None:
+    """Of a value that a product reads, and others do, Inductor knows where it is computed."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        b = torch.abs(torch.mm(x, w)) + x
+        total = torch.mm(b.sum(0, keepdim=True).expand(6, 6), w)
+        return torch.addmm(b, total, w) if is_sum else torch.mm(b, total)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    at = graph.names.index
+    assert inlining.realized_at[at("add")] == at("addmm" if is_sum else "add")
+    assert (at("add") in inlining.leaves[at("sum_1")]) != is_sum
+
+
+@pytest.mark.parametrize("is_read_twice", [False, True])
+def test_what_a_product_and_others_read_through_a_view_is_copied(is_read_twice: bool) -> None:
+    """Loops compute it themselves, also behind the product."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        b = torch.relu(torch.mm(x, w))
+        view = b.view(12, 3)
+        first = torch.mm(view, w[:3, :3])
+        second = torch.mm(view.t(), first) if is_read_twice else first
+        return torch.mm(torch.abs(b), w).sum() + second.sum()
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    at = graph.names.index
+    assert inlining.leaves[at("abs_1")] == (at("mm" if is_read_twice else "relu"),)
+    assert inlining.realized_at[at("relu")] == at("mm_1")
+
+
+def test_a_loop_that_is_late_joins_those_before() -> None:
+    """It is there for a product, reads what a kernel of rows does, and has the ranges of one of its loops."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a, b, bias = torch.mm(x, w), torch.mm(w, x), torch.mm(w, w).sum(0)
+        late, dear = torch.abs(a + bias), torch.exp(b + bias)
+        rows = dear * (dear * a).sum(1, keepdim=True)
+        return torch.mm(torch.mm(rows, w), late.t())
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    kernels, at = group(graph, bind(graph, graph.names)).kernels, graph.names.index
+    assert at("abs_1") < at("exp") and kernels[at("abs_1")] is kernels[at("sum_2")] is kernels[at("exp")]
 
 
 def test_a_loop_that_recomputation_waits_for_is_computed_before_it() -> None:

@@ -87,7 +87,7 @@ class Gates(nn.Module):
 
 
 class Softmax(nn.Module):
-    """Sums of rows under bfloat16, whose summands a CPU keeps."""
+    """Sums of rows, whose summands a CPU keeps; under bfloat16, or of layers in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,6 +147,7 @@ NETWORKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype]] = [
     (Means, (256, 64), torch.bfloat16),
     (Layer, (256, 64), torch.float32),
     (Joined, (2, 8, 32, 32), torch.float32),
+    (Softmax, (256, 64), torch.float32),
 ]
 
 
@@ -239,8 +240,13 @@ def test_kernels_are_those_of_the_last_plan(monkeypatch: pytest.MonkeyPatch) -> 
         sources.append(args[-1])
         return compile_usual(*args)
 
+    def more(given: GeneratedCode, held: Handed) -> CodeMemory | None:
+        memory = read(given, held)
+        return memory and replace(memory, peak_bytes=memory.peak_bytes * (1 if seen.plans else 2))
+
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", compile_kernel)
-    compiled(2, "min")
+    monkeypatch.setattr(compilation, "read", more)
+    compiled(3, "min")
     assert len(seen.plans) > 1
     last = "".join(code.text for code, _ in seen.plans[-1][1])
     assert len(sources) == last.count("async_compile.cpp_pybinding(")
@@ -250,7 +256,7 @@ def test_kernels_are_those_of_the_last_plan(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_least_memory_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all plans that were looked at, the one stays whose code holds the least."""
     seen = Seen(monkeypatch)
-    report = compiled(2, "min")
+    report = compiled(5, "min")
     peaks = [max(memory.peak_bytes for _, memory in codes) for _, codes in seen.plans]
     assert report.lowered_peak_bytes == min(peaks) < max(peaks)
 
