@@ -65,8 +65,8 @@ class Inlining:
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
         self._waited_at = self._waits_for_loops(waits) if waits else {}
-        self._copied_views = self._find_copied_views()
-        self._copied: dict[int, int] = {}  # values that are not realized, but copies that views look at
+        self._may_be_copied = self._find_copied_views()
+        self._copied: dict[int, set[int]] = {}  # values of which there is a copy, and who reads that
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
         self.leaves = nothing.copy()
         self._buffers_read = nothing  # the leaves with an operator's outputs told apart
@@ -103,8 +103,8 @@ class Inlining:
         is_loop = self.kinds[step] is Kind.POINTWISE
         return is_loop and any(self.loops[reader].kind is Kind.KERNEL for reader in self.readers[step])
 
-    def _find_copied_views(self) -> dict[int, int]:
-        """For pointwise steps, the view that all external kernels read through, and get a copy of.
+    def _find_copied_views(self) -> dict[int, set[int]]:
+        """For pointwise steps that external kernels read through one view, and get a copy of, who reads that.
 
         Inductor copies what a view shows that has several readers, one of them a product by itself, unless
         what it looks at is realized. Other loops compute that themselves.
@@ -123,9 +123,9 @@ class Inlining:
         found = {}
         for view, base in views.items():
             if base in looked_at and len(users[view]) > 1:
-                beside = set(self.readers[base]) - self._shown_by(view, users)
-                if not any(self._needs_buffer(reader, base) for reader in beside):
-                    found[base] = view
+                shown = self._shown_by(view, users)
+                if not any(self._needs_buffer(reader, base) for reader in set(self.readers[base]) - shown):
+                    found[base] = shown
         return found
 
     def _shown_by(self, view: int, users: Mapping[int, Iterable[int]]) -> set[int]:
@@ -136,14 +136,6 @@ class Inlining:
             found |= own
             stack += own
         return found
-
-    def _is_beside_copy(self, base: int, read: int) -> bool:
-        """Whether a value is read that is not realized, but a copy that a view looks at; and not by that."""
-        view = self._copied[base]
-        while read not in (base, view):
-            source = self.binding.reads[read][facts(self.graph).viewed_places[self.binding.nodes[read]] or 0]
-            read = base if source is None else source
-        return read != view
 
     def _realize(self) -> None:
         """Find what computing each step reads, inlined operands looked through, and what is realized."""
@@ -161,7 +153,7 @@ class Inlining:
                     inputs[step] |= inputs[read]
                 base = bases[read]
                 is_late = self.realized_at[base] > step or (
-                    base in self._copied and self._is_beside_copy(base, read)
+                    base in self._copied and step not in self._copied[base]
                 )
                 if is_late and bases[step] == step:
                     self.early_readers.setdefault(base, []).append(step)
@@ -185,8 +177,8 @@ class Inlining:
                 self.is_dear[step] = self._costs_much(step, operations)
                 realized[step] = self._must_realize(step)
                 if realized[step]:
-                    if step in self._copied_views and not (self.is_dear[step] or self._num_reads(step) > 1):
-                        self._copied[step] = self._copied_views[step]
+                    if step in self._may_be_copied and not (self.is_dear[step] or self._num_reads(step) > 1):
+                        self._copied[step] = self._may_be_copied[step]
                     place = self._place(step)
                     self.realized_at[step] = min(place, self._waited_at.get(step, place))
 
