@@ -1,6 +1,7 @@
 """Are predictions right on networks that no rule was made for? Random architectures under several budgets.
 
     python bench/unseen.py --seeds 1 2 3 --json unseen.json
+    python bench/unseen.py --seeds 1 2 3 --device cuda       # on the GPU
     python bench/unseen.py --seeds 1 2 3 --device h100       # Inductor's code for a card that is not there
     python bench/unseen.py --no-loops                        # on the CPU, for the memory alone: much faster
     python bench/unseen.py --architectures gpt2 whisper      # of the library transformers; all without names
@@ -13,7 +14,7 @@ The architectures of transformers are small, with weights drawn at random (``pre
 Columns:
     budget, planned: MiB; planned is the peak that the plan was made with.
     code: what Inductor's code takes, as read before it is compiled: what reports predict.
-    measured: what the step takes at the allocator, or on fake tensors with ``--device``.
+    measured: what the step takes at the allocator, or on fake tensors where the card is not there.
     off, error: how far the measured peak is from the planned and from the predicted one.
     used: the measured peak as a part of the budget.
     time: predicted, as a ratio to the step without fxremat.
@@ -53,6 +54,7 @@ MIB = 2**20
 BUDGETS = ("None", "0.8", "0.6", "0.4", "min")
 NEW_SEEDS = 20
 ERRORS = ("predicted_bytes", "lowered_bytes")  # of what plans were made with, and of what reports predict
+THERE = ("cpu", "cuda")
 PAID = 1.01  # times the step without fxremat: less is no time
 
 Drawn = tuple[nn.Module, tuple[Tensor, ...]]
@@ -266,8 +268,8 @@ def _pool(choose: random.Random) -> nn.Module:
 
 @contextlib.contextmanager
 def device(name: str) -> Iterator[AbsentCard | None]:
-    """The CPU, or a card that is not there."""
-    if name == "cpu":
+    """Nothing for a device that is there, or a card that is not."""
+    if name in THERE:
         yield None
     else:
         with absent(card_named(name)) as card:
@@ -292,11 +294,13 @@ def network(seed: int | str) -> Drawn:
     return built
 
 
-def row(seed: int | str, budget: Budget, card: AbsentCard | None) -> dict[str, Any]:
-    """Compile one network under one budget, run it and measure it."""
+def row(seed: int | str, budget: Budget, card: AbsentCard | None, device: str = "cpu") -> dict[str, Any]:
+    """Compile one network under one budget, run it and measure it, on a device that is there or on the card."""
     torch._dynamo.reset()
     module, inputs = network(seed) if card is None else card.make(lambda: network(seed))
-    if card is not None:
+    if card is None:
+        module, inputs = module.to(device), tuple(each.to(device) for each in inputs)
+    else:
         inputs = card.hold(module, inputs)
     compiled = torch.compile(module, backend="fxremat", options={"budget": budget, "scope": "graph"})
 
@@ -307,7 +311,7 @@ def row(seed: int | str, budget: Budget, card: AbsentCard | None) -> dict[str, A
 
     def peak() -> int:
         module.zero_grad(set_to_none=True)
-        return measure_peak(step, device="cpu").peak_bytes if card is None else card.peak_bytes(step)
+        return measure_peak(step, device=device).peak_bytes if card is None else card.peak_bytes(step)
 
     start, found = time.perf_counter(), {"seed": seed, "budget": budget}
     try:
@@ -390,7 +394,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
     parser.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
-    parser.add_argument("--device", default="cpu", help="cpu, or a card that is not there, such as h100")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or a card that is not there, such as h100")
     parser.add_argument("--no-loops", action="store_true", help="fused loops of a CPU are not compiled")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
@@ -401,13 +405,16 @@ def main() -> None:
         seeds = arguments.architectures or list(pretrained.ARCHITECTURES)
     words: dict[str, Budget] = {"None": None, "min": "min"}
     budgets = [words[each] if each in words else float(each) for each in arguments.budgets]
-    header = {**provenance(__file__), "device": arguments.device, "seeds": seeds}
+    where = arguments.device if arguments.device in THERE else "cpu"
+    header = {**provenance(__file__, where), "seeds": seeds}
+    if where == "cpu":
+        header["device"] = arguments.device
     rows: list[dict[str, Any]] = []
     loops = no_loops() if arguments.no_loops else contextlib.nullcontext()
     with loops, device(arguments.device) as card:
         for seed in tqdm(seeds, disable=None):
             for budget in budgets:
-                rows.append(row(seed, budget, card))
+                rows.append(row(seed, budget, card, where))
                 tqdm.write(format_rows(rows[-1:]))
                 if arguments.json:
                     text = json.dumps({**header, "rows": rows}, indent=1)
