@@ -295,7 +295,7 @@ def network(seed: int | str) -> Drawn:
 
 
 def row(seed: int | str, budget: Budget, card: AbsentCard | None, device: str = "cpu") -> dict[str, Any]:
-    """Compile one network under one budget, run it and measure it, on a device that is there or on the card."""
+    """Compile one network under one budget, run it and measure it, on the device or for the card."""
     torch._dynamo.reset()
     module, inputs = network(seed) if card is None else card.make(lambda: network(seed))
     if card is None:
@@ -394,7 +394,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
     parser.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, or a card that is not there, such as h100")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or a card that need not be there: h100")
     parser.add_argument("--no-loops", action="store_true", help="fused loops of a CPU are not compiled")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()

@@ -47,6 +47,11 @@ _TRUSTING = frozenset(
     }
 )
 
+# Dereference the seed of their dropout on the host, whatever its traced device says: elsewhere they crash.
+_SEEDED_ON_HOST = frozenset(
+    {ops.aten._scaled_dot_product_efficient_attention_backward, ops.aten._efficient_attention_backward}
+)
+
 # Their effect is an error, which the numbers of an example are none of: they run alone as what has no effect.
 _CHECKS = frozenset({ops.aten._linalg_check_errors.default})
 
@@ -82,6 +87,7 @@ class _Example:
                 and what reads them want it.
         """
         strides = iter(self.strides)
+        is_seeded = ops.packet(self.node) in _SEEDED_ON_HOST
 
         def example(argument: Any) -> Any:
             value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
@@ -89,7 +95,9 @@ class _Example:
                 return graphs.hint(value)
             if not isinstance(value, torch.Tensor):
                 return value
-            return _tensor(value, next(strides, None), definite)
+            is_seed = is_seeded and not value.dim() and not value.is_floating_point()
+            where = torch.device("cpu") if is_seed else value.device
+            return _tensor(value, where, next(strides, None), definite)
 
         args, kwargs = fx.node.map_aggregate((self.node.args, dict(self.node.kwargs)), example)
         target: Any = self.node.target
@@ -383,12 +391,14 @@ def _arranged_strides(value: torch.Tensor) -> Strides:
     return _in_order(value) if len(shape) == 3 else tuple(stride)
 
 
-def _tensor(value: torch.Tensor, strides: Strides | None, definite: bool) -> torch.Tensor:
+def _tensor(
+    value: torch.Tensor, device: torch.device, strides: Strides | None, definite: bool
+) -> torch.Tensor:
     """A real tensor for a fake one, sizes by their hints; with the strides of that one if none are given."""
     shape = list(map(_size, value.shape))
     strides = strides or tuple(graphs.hint(step) or 0 for step in value.stride())
     count = ops.extent(shape, strides) if all(shape) else 0
-    found = _numbers(count, value.dtype, value.device).as_strided(shape, strides)
+    found = _numbers(count, value.dtype, device).as_strided(shape, strides)
     if definite and len(shape) > 1 and (found.is_floating_point() or found.is_complex()):
         found.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
     elif definite:

@@ -4,7 +4,7 @@ A *part* goes from one mark to the next; of each is known by how much the live b
 high they rose above those at its begin. On a CPU torch's allocator is watched through a profiler, on CUDA by
 its own counters. Where neither can be had, because a profiler of the user's is recording, a step is
 estimated (``Estimate``) from what its graphs say and what autograd holds for the rest: its temporaries are
-missing then, but for two gradients as large as any.
+missing then, but for two gradients as large as any. What libraries allocate once and keep is no step's.
 A rehearsal, which runs on fake tensors, counts for itself (``Rehearsed``).
 """
 
@@ -160,10 +160,31 @@ class Rehearsed:
 def start(device: torch.device) -> Recording | None:
     """A recording of what the device's memory holds; None if it can't be watched now."""
     if device.type == "cuda":
+        _have_workspaces(device)
         return CudaRecording(device)
     if device.type != "cpu" or profilers.is_profiling():
         return None
     return CpuRecording(device)
+
+
+def _have_workspaces(device: torch.device) -> None:
+    """Multiply matrices in this thread and in that of a backward: cuBLAS keeps a workspace for each (33 MiB).
+
+    The backward of the first step would be taken to leave its own behind.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return
+
+    def multiply(gradient: object = None) -> None:
+        torch.addmm(ones[0], ones, ones)  # with a bias: cuBLASLt, which has one more
+        torch.mm(ones, ones)
+
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        ones = torch.ones(16, 16, device=device)
+        multiply()
+        leaf = torch.ones(1, device=device, requires_grad=True)
+        leaf.register_hook(multiply)
+        leaf.sum().backward()
 
 
 watching_passes = patches.watching_passes

@@ -10,6 +10,7 @@ import torch
 from devices import built, compiled, measured, report_of, training_step
 from networks import tanh_mlp
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fxremat
 from fxremat import InfeasibleBudgetError
@@ -113,6 +114,61 @@ def test_the_search_for_the_largest_batch(most: int) -> None:
     assert found <= most < found + 1 + max(1, found // largest.FINENESS)
     assert len(tried) <= 20 and max(tried) <= 1024
     assert largest.largest(lambda batch: True, first=4, most=100) == 64
+
+
+class Attention(nn.Module):
+    """Blocks of attention with dropout by one of torch's implementations on a GPU, whose sum is returned."""
+
+    def __init__(self, backend: SDPBackend, blocks: int, width: int) -> None:
+        super().__init__()
+        self.backend = backend
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            heads = block(x).unflatten(-1, (-1, 32)).transpose(1, 2)
+            if x.is_cuda:
+                with sdpa_kernel(self.backend):
+                    y = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+            else:
+                y = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+            x = x + y.transpose(1, 2).flatten(-2)
+        return x.float().sum()
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        (SDPBackend.EFFICIENT_ATTENTION, torch.float32),
+        (SDPBackend.FLASH_ATTENTION, torch.bfloat16),
+        (SDPBackend.CUDNN_ATTENTION, torch.bfloat16),
+    ],
+)
+def test_attention_with_dropout(device: str, backend: SDPBackend, dtype: torch.dtype) -> None:
+    """Its gradient, which is run alone to find its scratch memory, may read the dropout's seed anywhere."""
+    torch.manual_seed(0)
+    module = Attention(backend, blocks=4, width=64).to(device, dtype)
+    inputs = (torch.randn(4, 128, 64, device=device, dtype=dtype),)
+    subject = compiled(module, compiler="eager", budget="min")
+    report = report_of(lambda: training_step(subject, inputs))
+    training_step(subject, inputs)
+    peak = measured(module, subject, inputs, device)
+    assert report.peak_bytes < report.baseline_peak_bytes
+    assert abs(peak - report.peak_bytes) <= EXACT * report.peak_bytes
+
+
+def test_what_libraries_keep_is_no_steps(device: str) -> None:
+    """The first step of a process is also that in which cuBLAS allocates its workspaces."""
+    if device == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+    module, inputs = built("gated_mlp", device)
+    subject = compiled(module, compiler="eager", budget=0.5)
+    for _ in range(2):
+        training_step(subject, inputs)
+    (report,) = fxremat.steps()
+    gradients = sum(each.nbytes for each in module.parameters())
+    assert report.outside_bytes <= gradients + 64
+    assert report.measured_peak_bytes is not None and report.measured_peak_bytes <= report.peak_bytes + 64
 
 
 def test_an_operators_first_run_takes_no_more_scratch_than_others(

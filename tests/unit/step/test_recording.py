@@ -94,8 +94,7 @@ def test_on_cuda_the_counters_of_its_allocator_are_read(monkeypatch: pytest.Monk
     """The peak is that of each part alone, and of a part with a pause the higher side of it."""
     allocator = Allocator(monkeypatch)
     allocator.takes(700, -400)
-    recorded = recording.start(torch.device("cuda"))
-    assert isinstance(recorded, CudaRecording)
+    recorded = CudaRecording(torch.device("cuda"))
     allocator.takes(100, 50, -50)
     recorded.mark()
     allocator.takes(80, -80, 30)
