@@ -299,10 +299,10 @@ def _record_cuda(step: Callable[[], object], device: torch.device) -> Recording:
     torch.cuda.synchronize(device)
     with profilers.cuda_history(device) as events:
         seconds, _held = _timed(step)
-    return _recording(_cuda_changes(events), seconds)
+    return _recording(cuda_changes(events), seconds)
 
 
-def _cuda_changes(events: Iterable[Mapping[str, Any]]) -> Iterator[_Change]:
+def cuda_changes(events: Iterable[Mapping[str, Any]]) -> Iterator[_Change]:
     """What torch's history of the memory says of blocks; their bytes are those that were asked for."""
     for event in events:
         if event["action"] == "alloc":
@@ -366,6 +366,17 @@ def _held_on_cuda(call: Callable[[], object], device: torch.device) -> tuple[int
     sums = [0, *itertools.accumulate(profilers.allocator_changes(counted, device))]
     end_bytes, freed_bytes = found
     return end_bytes + min(max(sums) - sums[-1], freed_bytes), end_bytes
+
+
+def can_record_cuda() -> bool:
+    """Whether CUDA's allocator can keep a history now: the native one, and nobody has it keep one."""
+    return torch.cuda.get_allocator_backend() == "native" and not profilers.keeps_cuda_history()
+
+
+def cuda_count(device: torch.device) -> int:
+    """How many changes a history of CUDA's allocator would have from the begin of the process."""
+    stats = torch.cuda.memory_stats(device)
+    return int(stats["active.all.allocated"] + stats["active.all.freed"])
 
 
 def cuda_bytes(device: torch.device, which: str) -> int:

@@ -28,7 +28,9 @@ from fxremat._torch import patches
 __all__ = [
     "AllocatorRecord",
     "allocator_changes",
+    "begin_cuda_history",
     "cuda_history",
+    "end_cuda_history",
     "is_profiling",
     "keeps_cuda_history",
     "make_way",
@@ -99,18 +101,35 @@ def keeps_cuda_history() -> bool:
     return bool(torch._C._cuda_isHistoryEnabled())
 
 
+def begin_cuda_history(*, with_lines: bool = False) -> None:
+    """Have the allocator of CUDA keep a history.
+
+    Args:
+        with_lines: Whether with the lines of Python that asked for memory, which costs microseconds for each.
+    """
+    torch.cuda.memory._record_memory_history(context="alloc" if with_lines else None, stacks="python")
+
+
+def end_cuda_history(device: torch.device) -> list[dict[str, Any]]:
+    """The events of the history on a device, which ends."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    try:
+        events: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][index]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    return events
+
+
 @contextlib.contextmanager
 def cuda_history(device: torch.device) -> Iterator[list[dict[str, Any]]]:
     """The history of CUDA's allocator, with the lines of Python that asked: its events, at the end."""
     events: list[dict[str, Any]] = []
-    index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
+    begin_cuda_history(with_lines=True)
     try:
         yield events
         torch.cuda.synchronize(device)
-        events += torch.cuda.memory._snapshot()["device_traces"][index]
     finally:
-        torch.cuda.memory._record_memory_history(None)
+        events += end_cuda_history(device)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 A *part* goes from one mark to the next; of each is known by how much the live bytes changed in it, and how
 high they rose above those at its begin. On a CPU torch's allocator is watched through a profiler, on CUDA by
-its own counters. Where neither can be had, because a profiler of the user's is recording, a step is
+the history that it keeps. Where neither can be had, because one of the user's goes on, a step is
 estimated (``Estimate``) from what its graphs say and what autograd holds for the rest: its temporaries are
 missing then, but for two gradients as large as any. What libraries allocate once and keep is no step's.
 A rehearsal, which runs on fake tensors, counts for itself (``Rehearsed``).
@@ -11,7 +11,7 @@ A rehearsal, which runs on fake tensors, counts for itself (``Rehearsed``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -55,43 +55,53 @@ class CpuRecording:
     def stop(self) -> list[Part]:
         """End it; the parts."""
         self.pause()
-        parts = [] if self._record.is_broken_off else self._record.parts
-        sums = ([0, *itertools.accumulate(changes)] for changes in parts)
-        return [Part(each[-1], max(each)) for each in sums]
+        return _summed([] if self._record.is_broken_off else self._record.parts)
 
 
 class CudaRecording:
-    """The counters of CUDA's allocator. The peak that it keeps is set back at each mark."""
+    """The history of CUDA's allocator, which keeps one meanwhile; torch's peak statistics go on undisturbed.
+
+    A mark is known by how many of the history's changes there were before it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._parts: list[Part] = []
+        self._parts: list[list[int]] = [[]]  # the changes of bytes in each; the last part goes on
+        self._marks: list[int] = []  # counts of changes, the first at the begin; none while it is paused
+        self._is_lost = False
         self.resume()
 
     def mark(self) -> None:
         """End a part and begin another."""
-        self.pause()
-        self.resume()
-        self._parts.append(Part(0, 0))
+        self._marks.append(measure.cuda_count(self._device))
 
     def pause(self) -> None:
         """Leave out what follows."""
-        change, peak = (
-            measure.cuda_bytes(self._device, which) - self._start for which in ("current", "peak")
-        )
-        before = self._parts.pop() if self._parts else Part(0, 0)
-        highest = max(before.peak_bytes, before.change_bytes + peak)
-        self._parts.append(Part(before.change_bytes + change, highest))
+        if not self._marks:
+            return
+        self.mark()
+        places = [count - self._marks[0] for count in self._marks]
+        self._marks = []
+        changes = [size for _, size, _ in measure.cuda_changes(profilers.end_cuda_history(self._device))]
+        self._is_lost |= len(changes) != places[-1]
+        self._parts[-1] += changes[: places[1]]
+        self._parts += (changes[begin:end] for begin, end in itertools.pairwise(places[1:]))
 
     def resume(self) -> None:
         """Leave out no more."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._start = measure.cuda_bytes(self._device, "current")
+        profilers.begin_cuda_history()
+        self.mark()
 
     def stop(self) -> list[Part]:
-        """End it; the parts."""
+        """End it; the parts, none where the history is not all that there was."""
         self.pause()
-        return self._parts
+        return _summed([] if self._is_lost else self._parts)
+
+
+def _summed(parts: Iterable[Iterable[int]]) -> list[Part]:
+    """Parts, by the changes of bytes in each."""
+    sums = ([0, *itertools.accumulate(changes)] for changes in parts)
+    return [Part(each[-1], max(each)) for each in sums]
 
 
 class Estimate:
@@ -159,7 +169,7 @@ class Rehearsed:
 
 def start(device: torch.device) -> Recording | None:
     """A recording of what the device's memory holds; None if it can't be watched now."""
-    if device.type == "cuda":
+    if device.type == "cuda" and measure.can_record_cuda():
         _have_workspaces(device)
         return CudaRecording(device)
     if device.type != "cpu" or profilers.is_profiling():
@@ -176,11 +186,11 @@ def _have_workspaces(device: torch.device) -> None:
         return
 
     def multiply(gradient: object = None) -> None:
+        ones = torch.ones(16, 16, device=device)
         torch.addmm(ones[0], ones, ones)  # with a bias: cuBLASLt, which has one more
         torch.mm(ones, ones)
 
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
-        ones = torch.ones(16, 16, device=device)
         multiply()
         leaf = torch.ones(1, device=device, requires_grad=True)
         leaf.register_hook(multiply)

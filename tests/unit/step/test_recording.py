@@ -14,26 +14,46 @@ CPU = torch.device("cpu")
 
 
 class Allocator:
-    """The counters of an allocator of CUDA's, in the place of those of torch."""
+    """The counters and the history of an allocator of CUDA's, in the place of those of torch."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.counts = {"current": 0, "peak": 0}
+        self.blocks = {"allocated": 0, "freed": 0}
+        self.history: list[dict[str, object]] | None = None
         patch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
         patch.setattr(torch.cuda, "memory_stats", self.stats)
         patch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
         patch.setattr(torch.cuda, "synchronize", lambda device: None)
+        patch.setattr(profilers, "begin_cuda_history", self.begin_history)
+        patch.setattr(profilers, "end_cuda_history", self.end_history)
 
     def stats(self, device: torch.device) -> dict[str, int]:
-        return {f"requested_bytes.all.{which}": count for which, count in self.counts.items()}
+        found = {f"requested_bytes.all.{which}": count for which, count in self.counts.items()}
+        return found | {f"active.all.{which}": count for which, count in self.blocks.items()}
 
     def reset(self, device: torch.device) -> None:
         self.counts["peak"] = self.counts["current"]
+
+    def begin_history(self) -> None:
+        self.history = []
+
+    def end_history(self, device: torch.device) -> list[dict[str, object]]:
+        found, self.history = self.history, None
+        assert found is not None
+        return found
 
     def takes(self, *changes: int) -> None:
         """Blocks come and, where a change is negative, go."""
         for change in changes:
             self.counts["current"] += change
             self.counts["peak"] = max(self.counts.values())
+            self.blocks["allocated" if change > 0 else "freed"] += 1
+            if self.history is not None:
+                action = "alloc" if change > 0 else "free_completed"
+                self.history += [
+                    {"action": "segment_alloc"},
+                    {"action": action, "addr": 0, "size": abs(change)},
+                ]
 
 
 def test_parts_are_what_the_allocator_gave_between_marks() -> None:
@@ -90,8 +110,8 @@ def test_a_recording_makes_way_for_a_profiler_of_the_users() -> None:
     assert not profilers.is_profiling()
 
 
-def test_on_cuda_the_counters_of_its_allocator_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak is that of each part alone, and of a part with a pause the higher side of it."""
+def test_on_cuda_the_history_of_its_allocator_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak is that of each part alone, without what is in a pause; the user's statistics go on."""
     allocator = Allocator(monkeypatch)
     allocator.takes(700, -400)
     recorded = CudaRecording(torch.device("cuda"))
@@ -104,6 +124,26 @@ def test_on_cuda_the_counters_of_its_allocator_are_read(monkeypatch: pytest.Monk
     allocator.takes(20, -60)
     recorded.mark()
     assert recorded.stop() == [Part(100, 150), Part(-10, 80), Part(0, 0)]
+    assert allocator.counts == {"current": 490, "peak": 1430}
+    assert allocator.history is None
+
+
+def test_a_history_that_is_not_whole_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has ended it meanwhile, say."""
+    allocator = Allocator(monkeypatch)
+    recorded = CudaRecording(torch.device("cuda"))
+    allocator.takes(100)
+    allocator.begin_history()
+    allocator.takes(50)
+    assert recorded.stop() == []
+
+
+def test_a_history_of_the_users_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is there one of another allocator."""
+    for backend, is_kept in (("native", True), ("cudaMallocAsync", False)):
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda found=backend: found)
+        monkeypatch.setattr(profilers, "keeps_cuda_history", lambda found=is_kept: found)
+        assert recording.start(torch.device("cuda")) is None
 
 
 def test_on_cuda_a_step_is_measured_by_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
