@@ -183,6 +183,8 @@ def _alone(
     if fits(plan) and is_used:
         return plan
     found = graph.plan_within(allowed, peak)
+    if fits(plan) and plan.seconds <= found.seconds:
+        return plan
     return found if fits(found) and _is_highest(trace, found) else None
 
 

@@ -173,6 +173,16 @@ def test_the_plan_of_a_graph_alone_stays_if_it_serves_the_step() -> None:
         run_step(tight, [narrow])
 
 
+def test_the_plan_of_a_graph_alone_gives_way_to_a_faster_one_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it leaves much of the budget, another is looked for: what is found may be slower."""
+    wide = 13 * UNIT
+    assert run_step(steps := Steps(), [graph := Made(0, wide, own_plan=HALF)]) == [HALF]
+    assert run_step(steps, [graph]) == [KEEPS]
+    monkeypatch.setattr(Made, "plan_within", lambda *_: DROPS)
+    steps, graph = Steps(), Made(0, wide, own_plan=HALF)
+    assert run_step(steps, [graph]) == run_step(steps, [graph]) == [HALF]
+
+
 def test_each_budget_bounds_the_step_as_far_as_its_own_graphs_can() -> None:
     """One is content; the other's graph gives way."""
     steps = Steps()
