@@ -110,7 +110,7 @@ def scratch_bytes(
     graph: JointGraph,
     *,
     in_registers: Collection[loops.Kind] = (),
-    arranged: bool = False,
+    arranged: Collection[fx.Node] | None = None,
     settled: bool = True,
 ) -> tuple[int, ...]:
     """Scratch bytes of each node of a graph.
@@ -118,14 +118,18 @@ def scratch_bytes(
     Args:
         graph: The graph.
         in_registers: What runs in registers, and has none unless it draws random numbers.
-        arranged: Whether convolutions read what is arranged for them under Inductor, whatever was traced.
+        arranged: Under Inductor, the convolutions that read what is arranged channels last for them, whatever
+            was traced.
         settled: Whether gradients of convolutions do so in any case; else they may read all in the order of
             its sizes as well, as those always may whose weights have one channel, and the lesser counts.
     """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
-    sizes = _scratch_sizes(_Example(node, _arranged(node) if arranged else ()) for node in nodes)
+    is_compiled = arranged is not None
+    sizes = _scratch_sizes(
+        _Example(node, () if arranged is None else _arranged(node, node in arranged)) for node in nodes
+    )
     known = {node.name: size for node, size in zip(nodes, sizes, strict=True)}
-    for node in filter(ops.is_convolution_gradient, nodes if arranged else ()):
+    for node in filter(ops.is_convolution_gradient, nodes if is_compiled else ()):
         is_copied = settled and may_lie_in_order(node)
         if is_copied or not settled or _has_one_channel(node):
             known[node.name] = min(known[node.name], _bytes_in_order(node, is_copied))
@@ -365,14 +369,16 @@ def _operands(node: fx.Node) -> list[torch.Tensor]:
     return found
 
 
-def _arranged(node: fx.Node) -> tuple[Strides, ...]:
+def _arranged(node: fx.Node, channels_last: bool = True) -> tuple[Strides, ...]:
     """The strides of what a convolution reads, as Inductor lays it out; none for other operators.
 
-    Images lie channels last, sequences in the order of their sizes, as the results of their convolutions do.
-    An image of one channel has the strides of either order in any case: torch's own convolution then takes it
-    for channels first, and copies the others.
+    Images lie channels last, or else as they were traced; sequences in the order of their sizes, as the
+    results of their convolutions do. An image of one channel has the strides of either order in any case:
+    torch's own convolution then takes it for channels first, and copies the others.
     """
-    return tuple(map(_arranged_strides, _operands(node))) if ops.has_convolution(node) else ()
+    if not ops.has_convolution(node):
+        return ()
+    return tuple(_arranged_strides(each, channels_last) for each in _operands(node))
 
 
 def _in_order(value: torch.Tensor) -> Strides:
@@ -380,10 +386,10 @@ def _in_order(value: torch.Tensor) -> Strides:
     return tuple(torch.empty(list(map(_size, value.shape)), device="meta").stride())
 
 
-def _arranged_strides(value: torch.Tensor) -> Strides:
+def _arranged_strides(value: torch.Tensor, channels_last: bool) -> Strides:
     shape = list(map(_size, value.shape))
     stride = [graphs.hint(step) or 0 for step in value.stride()]
-    if loops.is_channels_first(value):
+    if channels_last and loops.is_channels_first(value):
         _, channels, height, width = shape
         is_part = stride[1] >= height * width and shape[0] > 1  # of the channels of another's
         of = max(channels, stride[0] // stride[1]) if is_part else channels

@@ -153,17 +153,32 @@ def lies_as(node: fx.Node, strides: Sequence[int]) -> bool:
     return all(graphs.hint(size) == 1 or graphs.hint(own) == graphs.hint(step) for size, own, step in each)
 
 
-def is_settled(graph: JointGraph) -> bool:
-    """Whether what gradients of convolutions read lies as they work, be it not for the code to show.
+def arranged_convolutions(graph: JointGraph) -> frozenset[fx.Node]:
+    """The convolutions, and gradients of such, that work channels last as long as nothing is computed again.
 
-    So it is where the convolutions of either part work channels last: a gradient gets the weights of the
-    forward as they lie then, and works so, too. And so it is where it lies as it lay before.
+    A gradient gets the weights of the forward as they lie then, and works so, too. On a GPU many do not.
     """
-    if lowered.gradients_keep_layouts() or not any(map(ops.is_convolution_gradient, graph.fx_nodes)):
-        return True
     forward, backward = graph.fx_nodes[: graph.boundary], graph.fx_nodes[graph.boundary :]
     inputs = graph.fx_nodes[: graph.num_inputs]
-    return any(map(compilers.lays_out_channels_last, (forward, [*inputs, *backward])))
+    found: list[fx.Node] = []
+    works_so = False
+    for nodes, before in ((forward, ()), (backward, inputs)):
+        works_so |= compilers.lays_out_channels_last([*before, *nodes])
+        found += filter(ops.has_convolution, nodes if works_so else ())
+    return frozenset(found)
+
+
+def is_settled(graph: JointGraph, arranged: Collection[fx.Node]) -> bool:
+    """Whether what gradients of convolutions read lies as they work, be it not for the code to show.
+
+    So it is where they work channels last, and where it lies as it lay before.
+
+    Args:
+        graph: The graph.
+        arranged: Its ``arranged_convolutions``.
+    """
+    gradients = filter(ops.is_convolution_gradient, graph.fx_nodes)
+    return lowered.gradients_keep_layouts() or all(each in arranged for each in gradients)
 
 
 def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collection[int] = ()) -> set[int]:

@@ -24,7 +24,7 @@ from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
 from fxremat.inductor.concatenation import is_in_slices
-from fxremat.inductor.layout import after_bytes, input_copies, is_settled
+from fxremat.inductor.layout import after_bytes, arranged_convolutions, input_copies, is_settled
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
 from fxremat.memory.liveness import MemoryProfile, profile_of
@@ -144,8 +144,9 @@ class Inductor(MemoryModel):
 
     def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
         """Loops have none, for they run in registers, and what convolutions read is arranged for them."""
-        settled = is_settled(graph)
-        return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=True, settled=settled)
+        arranged = arranged_convolutions(graph)
+        settled = is_settled(graph, arranged)
+        return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=arranged, settled=settled)
 
     def copies(self, graph: JointGraph, binding: Binding) -> Copies:
         """Those of inputs that lie channels last, and of gradients."""

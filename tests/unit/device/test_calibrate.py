@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxremat
 from fxremat._torch import graphs
+from fxremat.device import calibrate
 from fxremat.device.calibrate import scratch_bytes
+from fxremat.graph import ops
+from fxremat.predict.models import model
 
 aten = torch.ops.aten
 
@@ -37,3 +42,29 @@ def test_a_look_for_errors_has_scratch_memory() -> None:
         if graphs.is_effectful(node.target)
     ]
     assert len(found) == 1 and found[0] >= 256  # a truth value for each matrix
+
+
+@pytest.mark.parametrize("is_arranged", [True, False])
+def test_convolutions_run_on_images_as_inductor_lays_them_out(
+    is_arranged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Channels last where they work so: always with oneDNN on a CPU, else, as on a GPU, if that pays."""
+    seen: dict[str, tuple[tuple[int, ...], ...]] = {}
+
+    def note(example: Any) -> int:
+        seen[example.node.name] = example.strides
+        return 0
+
+    monkeypatch.setattr(calibrate, "_scratch_bytes", {})
+    monkeypatch.setattr(calibrate, "_scratch", note)
+    network = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3))
+    with torch.backends.mkldnn.flags(enabled=is_arranged):
+        graph = fxremat.capture(network, torch.randn(2, 4, 16, 16))
+        model("inductor").scratch_bytes(graph)
+    convolutions = [node for node in graph.fx_nodes if ops.has_convolution(node)]
+    assert len(convolutions) == 4
+    for node in convolutions:
+        for strides, operand in zip(seen[node.name], calibrate._operands(node), strict=True):
+            if operand.dim() == 4:
+                assert (strides[1] == 1) is is_arranged
+                assert is_arranged or strides == operand.stride()
