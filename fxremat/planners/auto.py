@@ -13,11 +13,11 @@ takes (``search/row.py``):
 The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then refined by the
 whole model (``search/refine.py``), from the least peak to the budget that is asked for. What lies below a
 budget does not depend on it, hence a smaller budget never gives a higher peak; the gap in which a budget lies
-is then filled, alike for all budgets in it. The plans of the simpler planners are starts too, and but for
-``revolve``'s are measured besides, so that none of theirs is better; of a large graph those are that nothing
-beats in the condensed graph, and those of ``min_cut`` and ``revolve`` are left out, which take long. Graphs
-of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the same graph
-gives the same plan everywhere.
+is then filled, alike for all budgets in it: by refined plans or, where nothing is fused, in the row. The
+plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so that none of
+theirs is better; of a large graph those are that nothing beats in the condensed graph, and those of
+``min_cut`` and ``revolve`` are left out, which take long. Graphs of few operators have the plans of
+``exact``. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     known = [each.schedule for each in recipes]
     if problem.budgets != () and not has_time:
         known = _schedules(problem)
+    fuses = problem.model.on(graph).fuses
+    asked = () if fuses else problem.budgets or ()  # a compiler's plans are refined around a budget instead
     schedules: dict[Schedule, None] = {}
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for (inlined, joins_calls), share in zip(variants, _shares(problem, tries, len(variants)), strict=False):
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls, copies)
-        row = Row(condensed, share, [followed(condensed, each) for each in known])
+        row = Row(condensed, share, [followed(condensed, each) for each in known], asked)
         schedules |= dict.fromkeys(map(condensed.schedule, row.plans()))
     found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
     found = [each for each in found if problem.allows(each.schedule)]
@@ -77,7 +79,7 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         lowest = sorted(others, key=lambda each: peak_bytes(condensed, followed(condensed, each)))
         found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_SEEMING]]
     found += [default, *_proved(problem, len(condensed.operators))]
-    if problem.model.on(graph).fuses and problem.budgets != ():  # else the condensed graph has said all
+    if fuses and problem.budgets != ():  # else the condensed graph has said all
         part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
         highest = None if problem.budgets is None else max(problem.budgets)
         found += refine(problem, found, round(REFINED * tries * part), highest)

@@ -3,7 +3,8 @@
 The budgets lie between the least that a plan can be found for and what keeping everything takes; half of
 them in equal ratios, half where time falls the most between two. Work is bounded in tries; a graph so large
 that it has none gets four budgets, with one run of ``evict`` each. With few tries the lowest plans that are
-known before are improved at their own peaks besides.
+known before are improved at their own peaks besides. Gaps of the row in which budgets lie that are asked for
+are filled, alike for all budgets in a gap.
 """
 
 from __future__ import annotations
@@ -34,18 +35,21 @@ PROMISING = 1.1  # how much slower than the best an attempt may be that is still
 MOST_IMPROVED = 4  # plans known before that are improved at their own peaks, where there are few tries
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
+FILLED = 3  # budgets in a gap in which one is asked for
 
 
 class Row:
-    """Plans for a row of budgets, within a number of tries."""
+    """Plans for a row of budgets, within a number of tries; more where budgets are asked for."""
 
     def __init__(
         self,
         condensed: Condensed,
         tries: int,
         starts: Iterable[tuple[int, ...]] = (),
+        asked: Iterable[int] = (),
     ) -> None:
         self.condensed = condensed
+        self.asked = tuple(asked)
         self._measured: dict[tuple[int, ...], Plan] = {}
         self._retained: dict[tuple[tuple[int, ...], int], Plan] = {}
         own = tuple(range(len(condensed.operators)))
@@ -74,6 +78,9 @@ class Row:
             below, middle = gap
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
+        for gap in dict.fromkeys(map(self._gap_around, self.asked)):
+            if gap is not None:
+                self._fill(*gap)
         found = [*self.lowest, *lowest, *self.best.values()]
         if self.has_time:
             found += (self._plan(each.operators) for each in self.known)
@@ -152,6 +159,28 @@ class Row:
             if below < middle < above and fast.seconds < slow.seconds:
                 gaps.append((fast.seconds - slow.seconds, below, middle))
         return min(gaps)[1:] if gaps else None
+
+    def _gap_around(self, budget: int) -> tuple[int, int] | None:
+        """The neighbouring budgets between which one lies; None if there are none, or no time is between."""
+        for (below, slow), (above, fast) in itertools.pairwise(self.best.items()):
+            if below <= budget < above and fast.seconds < slow.seconds:
+                return below, above
+        return None
+
+    def _fill(self, below: int, above: int) -> None:
+        """Solve for budgets in equal ratios between two.
+
+        A plan that is faster than that of the budget above is left: a larger budget would not know it.
+        """
+        ratio, before = (above / below) ** (1 / (FILLED + 1)), self.best[below]
+        for step in range(1, FILLED + 1):
+            budget = round(below * ratio**step)
+            if budget in self.best:
+                continue
+            self._solve(budget, [before])
+            before = self.best[budget]
+            if before.seconds < self.best[above].seconds:
+                del self.best[budget]
 
     def _solve(self, budget: int, starts: Iterable[Plan]) -> list[Plan]:
         """All plans within a budget; those found for less are starts."""

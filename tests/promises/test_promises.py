@@ -193,10 +193,11 @@ def test_models_are_monotone(name: str, fusion: str) -> None:
     assert_monotone(graph, fusion)
 
 
-def test_the_gap_around_a_budget_is_monotone_as_well() -> None:
+@pytest.mark.parametrize(("compiler", "fusion"), [("inductor", "inductor"), ("eager", "inplace")])
+def test_the_gap_around_a_budget_is_monotone_as_well(compiler: str, fusion: str) -> None:
     """Budgets within one percent each, which are planned for one by one as the backend does."""
     module, inputs = models.fresh(models.case("transformer"))
-    planning = make_problem(fxremat.capture(module, *inputs, compiler="inductor"))
+    planning = make_problem(fxremat.capture(module, *inputs, compiler=compiler), fusion=fusion)
     bytes_kept = solve(replace(planning, budgets=()), "auto")[0].peak_bytes
     served = [
         decide(planning, round(bytes_kept * part / 100), "auto", is_exact=True).solution

@@ -421,6 +421,27 @@ def test_little_time_is_not_spent_on_budgets_below_the_known_ones(monkeypatch: p
     assert asked
 
 
+def test_the_gap_in_which_a_budget_is_asked_for_is_filled() -> None:
+    """Alike for all budgets in it, and with no plan that a budget above it would rather have."""
+    module, inputs = fresh(case("resnet"))
+    _, condensed = condensed_of(fxremat.capture(module, *inputs, compiler="eager"))
+    plain = row.Row(condensed, 20)
+    list(plain.plans())
+    gaps = [
+        (above / below, below, above)
+        for (below, slow), (above, fast) in itertools.pairwise(plain.best.items())
+        if fast.seconds < slow.seconds
+    ]
+    _, below, above = max(gaps)
+    asked = [row.Row(condensed, 20, asked=[budget]) for budget in (below, above - 1)]
+    plans = [list(each.plans()) for each in asked]
+    assert plans[0] == plans[1]
+    best = asked[0].best
+    inside = [budget for budget in best if below < budget < above]
+    assert 1 <= len(inside) <= row.FILLED and best.keys() - inside == plain.best.keys()
+    assert all(best[below].seconds >= best[each].seconds >= best[above].seconds for each in inside)
+
+
 @pytest.mark.parametrize("name", ["transformer", "resnet"])
 def test_the_frontier_has_no_wide_gaps(name: str) -> None:
     """No budget is served by a plan that wastes a third of it."""
