@@ -156,15 +156,14 @@ def answer(
     """
     question = QUESTIONS[name]
     make = functools.partial(_subject, question.build[scale], device)
-    found = [make(f"{name}, eager", None)]
-    least = make(f"{name}, fxremat, min", {"budget": "min", "compiler": compiler})
-    attempt(found[0], device)
-    with_least |= "problem" in found[0].figures
-    if with_least:
+    eager, least = make(f"{name}, eager", None), None
+    attempt(eager, device)
+    if with_least or "problem" in eager.figures:
+        least = make(f"{name}, fxremat, min", {"budget": "min", "compiler": compiler})
         attempt(least, device)
-    before = _without(found[0], least, question)
-    measured = least if with_least else found[0]
-    held = measured.figures.get("held_bytes", 0) if question.counts_held else 0
+    before = _without(eager, least, question)
+    held = largest.held_bytes(eager.module, eager.inputs) if question.counts_held else 0
+    found = [eager]
     if before:
         budget = max(
             1, int(before / question.factor) - held
@@ -172,7 +171,7 @@ def answer(
         asked = make(f"{name}, fxremat, 1/{question.factor:g}", {"budget": budget, "compiler": compiler})
         attempt(asked, device)
         found.append(asked)
-    found += [least] if with_least else []
+    found += [] if least is None else [least]
     _time([each for each in found if "problem" not in each.figures], rounds)
     _judge(found, question, before)
     return {each.name: each.figures for each in found}
@@ -210,11 +209,12 @@ def attempt(subject: Subject, device: str) -> None:
     gc.collect()
 
 
-def _without(eager: Subject, least: Subject, question: Question) -> int:
+def _without(eager: Subject, least: Subject | None, question: Question) -> int:
     """Bytes without fxremat: measured, else predicted; 0 if neither is known."""
-    own, planned = eager.figures, least.figures
-    if "problem" not in own:
+    own = eager.figures
+    if least is None or "problem" not in own:
         return int(own["total_bytes" if question.counts_held else "peak_bytes"])
+    planned = least.figures
     held = planned.get("held_bytes", 0) if question.counts_held else 0
     return int(planned["predicted_without_bytes"]) + held if "held_bytes" in planned else 0
 

@@ -124,12 +124,11 @@ def scratch_bytes(
             its sizes as well, as those always may whose weights have one channel, and the lesser counts.
     """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
-    is_compiled = arranged is not None
     sizes = _scratch_sizes(
         _Example(node, () if arranged is None else _arranged(node, node in arranged)) for node in nodes
     )
     known = {node.name: size for node, size in zip(nodes, sizes, strict=True)}
-    for node in filter(ops.is_convolution_gradient, nodes if is_compiled else ()):
+    for node in filter(ops.is_convolution_gradient, () if arranged is None else nodes):
         is_copied = settled and may_lie_in_order(node)
         if is_copied or not settled or _has_one_channel(node):
             known[node.name] = min(known[node.name], _bytes_in_order(node, is_copied))

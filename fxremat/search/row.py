@@ -154,18 +154,22 @@ class Row:
     def _widest_gap(self) -> tuple[int, int] | None:
         """The neighbouring budgets between which time falls the most: the lower one, and one between them."""
         gaps = []
-        for (below, slow), (above, fast) in itertools.pairwise(self.best.items()):
+        for below, above, gained in self._gaps():
             middle = round(math.sqrt(below * above))
-            if below < middle < above and fast.seconds < slow.seconds:
-                gaps.append((fast.seconds - slow.seconds, below, middle))
+            if below < middle < above:
+                gaps.append((-gained, below, middle))
         return min(gaps)[1:] if gaps else None
 
     def _gap_around(self, budget: int) -> tuple[int, int] | None:
         """The neighbouring budgets between which one lies; None if there are none, or no time is between."""
+        gaps = ((below, above) for below, above, _ in self._gaps())
+        return next((gap for gap in gaps if gap[0] <= budget < gap[1]), None)
+
+    def _gaps(self) -> Iterator[tuple[int, int, float]]:
+        """Neighbouring budgets between which time falls, and by how much."""
         for (below, slow), (above, fast) in itertools.pairwise(self.best.items()):
-            if below <= budget < above and fast.seconds < slow.seconds:
-                return below, above
-        return None
+            if fast.seconds < slow.seconds:
+                yield below, above, slow.seconds - fast.seconds
 
     def _fill(self, below: int, above: int) -> None:
         """Solve for budgets in equal ratios between two.

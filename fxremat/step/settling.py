@@ -180,10 +180,11 @@ def _alone(
         return excess * (peak(candidate) - known) <= budget_bytes + SLACK_BYTES
 
     is_used = peak(plan) > USED * allowed or plan.seconds <= graph.baseline.seconds or graph.is_corrected
-    if fits(plan) and is_used:
+    is_kept = fits(plan)
+    if is_kept and is_used:
         return plan
     found = graph.plan_within(allowed, peak)
-    if fits(plan) and plan.seconds <= found.seconds:
+    if is_kept and plan.seconds <= found.seconds:
         return plan
     return found if fits(found) and _is_highest(trace, found) else None
 

@@ -127,10 +127,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             heads = block(x).unflatten(-1, (-1, 32)).transpose(1, 2)
-            if x.is_cuda:
-                with sdpa_kernel(self.backend):
-                    y = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
-            else:
+            with sdpa_kernel(self.backend if x.is_cuda else SDPBackend.MATH):
                 y = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
             x = x + y.transpose(1, 2).flatten(-2)
         return x.float().sum()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxremat
 from fxremat._torch import graphs
@@ -68,3 +69,25 @@ def test_convolutions_run_on_images_as_inductor_lays_them_out(
             if operand.dim() == 4:
                 assert (strides[1] == 1) is is_arranged
                 assert is_arranged or strides == operand.stride()
+
+
+def test_a_seed_is_on_the_host_where_it_is_read_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the gradient of torch's memory-efficient attention, though it was traced on the GPU."""
+    with FakeTensorMode():
+        heads = torch.empty(1, 2, 8, 16, device="cuda")
+        attention = aten._scaled_dot_product_efficient_attention(heads, heads, heads, None, True, 0.1)
+    graph = fx.Graph()
+    places = [graph.placeholder(f"x{place}") for place in range(8)]
+    for place, value in zip(places, (*[heads] * 4, *attention), strict=True):
+        place.meta["val"] = value
+    arguments = *places[:4], None, *places[4:], 0.1, [True, True, True, False]
+    gradient = graph.call_function(aten._scaled_dot_product_efficient_attention_backward.default, arguments)
+    devices: list[str] = []
+
+    def numbers(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        devices.append(device.type)
+        return torch.zeros(count, dtype=dtype)
+
+    monkeypatch.setattr(calibrate, "_numbers", numbers)
+    calibrate._Example(gradient).call()
+    assert devices == ["cuda"] * 6 + ["cpu"] * 2
