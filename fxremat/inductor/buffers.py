@@ -14,7 +14,7 @@ from fxremat.inductor.concatenation import held_operands, is_in_slices
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
 from fxremat.inductor.kernels import Kernel
-from fxremat.inductor.layout import after_bytes, channels_last, input_copies
+from fxremat.inductor.layout import after_bytes, channels_last, input_copies, works_channels_last
 from fxremat.inductor.pooling import scatter_buffers
 from fxremat.inductor.segments import depends_on
 from fxremat.inductor.shown import State
@@ -131,6 +131,7 @@ class Buffers:
                 if not is_stored[leaf] or sizes[self.binding.nodes[leaf]] != size:
                     continue
                 is_fixed = leaf in taken or leaf in outputs or leaf in self.grouping.feeders
+                is_fixed = is_fixed or not self._may_lie_alike(step, leaf)
                 if is_fixed or not self._reads_last(step, kernel, leaf):
                     continue
                 is_own = self.timing.read_until[step] == kernel.runs_at
@@ -139,6 +140,17 @@ class Buffers:
                     found[step] = leaf
                     break
         return found
+
+    def _may_lie_alike(self, step: int, leaf: int) -> bool:
+        """Whether the elements of two values may lie in the same order.
+
+        Channels last, those of several images do not that are the channels of one in the other.
+        """
+        images, nodes = facts(self.graph).images, self.binding.nodes
+        first, second = images.get(nodes[step]), images.get(nodes[leaf])
+        if first is None or second is None or first == second:
+            return True
+        return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
 
     def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
         """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""

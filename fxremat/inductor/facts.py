@@ -6,12 +6,12 @@ They are found once for a graph, and kept as long as the graph is.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from fxremat._torch import lowered
+from fxremat._torch import graphs, lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
@@ -38,6 +38,7 @@ class Facts:
             0 where the input lies so itself.
         sequences: For each convolution over sequences, and its gradient, the places of its operands that do
             not lie in the order of their sizes, if there are any.
+        images: The sizes of values that are images of several points, in graphs with convolutions.
         weights: The inputs that convolutions have as weights, and the gradients of these that a convolution's
             gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
@@ -56,6 +57,7 @@ class Facts:
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequences: Mapping[int, Sequence[int]]
+    images: Mapping[int, Sequence[int]]
     weights: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
     shown: Shown = NOTHING
@@ -103,8 +105,18 @@ def _facts(graph: JointGraph) -> Facts:
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: copied for index in convolutions if (copied := _sequences(graph, index))},
+        dict(_images(graph)) if convolutions else {},
         _weights(graph) if convolutions else {},
     )
+
+
+def _images(graph: JointGraph) -> Iterable[tuple[int, Sequence[int]]]:
+    for place, node in enumerate(graph.fx_nodes):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dim() == 4:
+            sizes = [graphs.hint(size) or 1 for size in value.shape]
+            if sizes[2] * sizes[3] > 1:
+                yield place, sizes
 
 
 def _weights(graph: JointGraph) -> dict[int, int]:

@@ -291,11 +291,19 @@ def _laid_out(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _looked_at_image(view: torch.Tensor, base: torch.Tensor) -> _Access | None:
-    """How a view goes through an image that lies channels last: a part of it, or one that is expanded."""
+    """How a view goes through an image that lies channels last: a part of it, or one that is expanded.
+
+    Or all of it, with the channels of several images as those of one, or the other way round, as where images
+    are normalised one by one.
+    """
     if view.dim() != base.dim():
         return None
     sizes = [_hints(view.shape)[at] for at in _CHANNELS_LAST]
     whole = [_hints(base.shape)[at] for at in _CHANNELS_LAST]
+    if sizes[1:3] == whole[1:3] and view.numel() == base.numel() and 1 in (sizes[0], whole[0]):
+        if sizes[0] == 1:  # channels are no one step from each other, and stay one dimension
+            return _Access(frozenset(sizes[-1:]), ())
+        return _through(sizes, [sizes[-1], *_steps(whole)[1:]])
     is_expanded = all(each in (1, size) for each, size in zip(whole, sizes, strict=True))
     if not is_expanded and view.stride() != base.stride():
         return None
