@@ -15,10 +15,11 @@ import pytest
 import torch
 from devices import threads
 from models import train_step
+from networks import Scored
 from torch import Tensor, fx, nn
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
-from unseen import no_loops
+from unseen import LowPrecision, no_loops
 
 import fxremat
 from fxremat._torch import compilers
@@ -390,6 +391,17 @@ def test_gradients_of_one_parameter_are_summed_where_they_are_computed() -> None
     report, measured = stepped(Again(), torch.randn(512, 32), budget=0.7)
     assert report.solution.peak_bytes == pytest.approx(measured, rel=0.002)
     assert report.budget_bytes is not None and measured <= report.budget_bytes
+    assert not report.notes
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_images_that_are_normalised_one_by_one_are_not_written_over_each_other() -> None:
+    """The channels of all are those of one there: loops of one kind store what those of the other read."""
+    blocks = ([nn.Conv2d(8, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.SiLU()] for _ in range(4))
+    layers = nn.Conv2d(3, 8, 3, padding=1), *itertools.chain(*blocks), nn.Conv2d(8, 4, 1)
+    module = Scored(LowPrecision(nn.Sequential(*layers)))
+    report, measured = stepped(module, torch.randn(4, 3, 64, 64), budget="min")
+    assert report.solution.peak_bytes == report.lowered_peak_bytes == measured
     assert not report.notes
 
 
