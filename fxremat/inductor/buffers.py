@@ -147,7 +147,7 @@ class Buffers:
         Channels last, those of several images do not that are the channels of one in the other.
         """
         images, nodes = facts(self.graph).images, self.binding.nodes
-        first, second = images.get(nodes[step]), images.get(nodes[leaf])
+        first, second = (images.get(nodes[self.inlining.stored_as(each)]) for each in (step, leaf))
         if first is None or second is None or first == second:
             return True
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))

@@ -214,6 +214,15 @@ class Inlining:
             return step
         return kernels[0]
 
+    def stored_as(self, step: int) -> int:
+        """The step whose sizes the buffer of a realized value has: its own, or the view that it is made for.
+
+        Where an external kernel is the first to want a buffer, and reads a view, the loop goes through that.
+        """
+        place = self.realized_at[step]
+        reads = self.binding.reads[place] if place != step and self.is_external(place) else ()
+        return next((each for each in reads if each is not None and self.bases[each] == step), step)
+
     def _is_hint(self, kernel: int, step: int) -> bool:
         """Whether Inductor sees at a step that an external kernel will want a buffer of its value."""
         is_hinting = self.binding.nodes[kernel] in facts(self.graph).hinting and kernel not in self._products

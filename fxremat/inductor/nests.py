@@ -173,18 +173,32 @@ def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
         inlining: What is realized of a schedule of it.
     """
     indices, binding, kinds = _indices(graph), inlining.binding, inlining.kinds
-    found: list[Ranges | None] = []
+    found: list[Blocks | None] = []  # of each step's loop, or of that inside of which a view is computed
     shown: list[Blocks | None] = []  # of each step, as its readers see them
     for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
-        own = indices[position]
-        if own is not None and own.is_plain and len(reads) == 1:  # most are
-            blocks = NONE if reads[0] is None else shown[reads[0]]
+        own, is_view = indices[position], kinds[step] is Kind.VIEW
+        found.append(_blocks(own, reads, found if is_view else shown))
+        if inlining.realized[step] and not is_view:
+            shown.append(NONE)
         else:
-            blocks = None if own is None else own.blocks(reads, shown)
-        is_computed = inlining.realized[step] and kinds[step] is not Kind.VIEW
-        shown.append(NONE if is_computed else blocks)
-        found.append(own.ranges(graph.loops[position], blocks) if own and is_computed else None)
-    return found
+            shown.append(_blocks(own, reads, shown) if is_view else found[step])
+    ranges: list[Ranges | None] = []
+    for step, position in enumerate(binding.nodes):
+        own, is_computed = indices[position], inlining.realized[step] and kinds[step] is not Kind.VIEW
+        blocks = found[inlining.stored_as(step)] if is_computed else None
+        ranges.append(own.ranges(graph.loops[position], blocks) if own and is_computed else None)
+    return ranges
+
+
+def _blocks(
+    own: _Indices | None, reads: Sequence[int | None], shown: Sequence[Blocks | None]
+) -> Blocks | None:
+    """The blocks of a step, from what its operands show; None if they are not known."""
+    if own is None:
+        return None
+    if own.is_plain and len(reads) == 1:  # most are
+        return NONE if reads[0] is None else shown[reads[0]]
+    return own.blocks(reads, shown)
 
 
 # -- what holds whatever the schedule is
