@@ -5,6 +5,7 @@ Rules 4 to 7 of ``fusion.py``, for kernels whose place in time is known. Linear 
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
@@ -57,6 +58,7 @@ class Buffers:
             *self._reuses(replaces),
             *((first and at[first], self._read_until(readers), size) for first, readers, size in copied),
             *self._copies_shown(),
+            *self._copied_images(),
             *self._sequences(),
             *self._parts(),
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
@@ -142,13 +144,15 @@ class Buffers:
         return found
 
     def _may_lie_alike(self, step: int, leaf: int) -> bool:
-        """Whether the elements of two values may lie in the same order.
+        """Whether the elements of two values of one size may lie in the same order.
 
-        Channels last, those of several images do not that are the channels of one in the other.
+        Where images lie channels last, those of several images do not that are the channels of one in the
+        other value, nor does what was added at places that are computed.
         """
-        images, nodes = facts(self.graph).images, self.binding.nodes
-        first, second = (images.get(nodes[self.inlining.stored_as(each)]) for each in (step, leaf))
-        if first is None or second is None or first == second:
+        images, nodes, inlining = facts(self.graph).images, self.binding.nodes, self.inlining
+        first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, leaf))
+        is_added = inlining.loops[leaf].is_put or inlining.loops[leaf].is_scatter
+        if first is None or (first == second or second is None) and not is_added:
             return True
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
 
@@ -185,14 +189,45 @@ class Buffers:
 
     def _copies_shown(self) -> Iterable[tuple[int, int, int]]:
         """The copies that external kernels are known to get, from the loops right before them on."""
-        copies = facts(self.graph).shown.copies_of(self.binding, self.inlining.readers)
         runs_at = self.timing.runs_at
-        kernels: list[Kernel] = []
-        for step, reader, size in copies:
-            kernels = kernels or sorted({each for each in self.kernels if each is not None}, key=_place)
-            before = bisect_left(kernels, runs_at[reader], key=_place) - 1
-            place = kernels[before].runs_at if kernels[before].is_loop else runs_at[reader]
-            yield max(runs_at[step], place), runs_at[reader], size
+        for step, reader, size in self._shown_copies:
+            yield max(runs_at[step], self._loop_before(reader)), runs_at[reader], size
+
+    def _loop_before(self, kernel: int) -> int:
+        """When the loop runs that an external kernel runs right behind; when that does, if it is no loop."""
+        runs_at = self.timing.runs_at[kernel]
+        before = self._in_order[bisect_left(self._in_order, runs_at, key=_place) - 1]
+        return before.runs_at if before.is_loop else runs_at
+
+    @functools.cached_property
+    def _in_order(self) -> Sequence[Kernel]:
+        return sorted({each for each in self.kernels if each is not None}, key=_place)
+
+    @functools.cached_property
+    def _shown_copies(self) -> Sequence[tuple[int, int, int]]:
+        return facts(self.graph).shown.copies_of(self.binding, self.inlining.readers)
+
+    def _copied_images(self) -> Iterable[tuple[int, int, int]]:
+        """The copies that convolutions get of images that were stored as the channels of one.
+
+        What is copied is freed before a convolution's results are there, unless it is read again.
+        """
+        known, nodes = facts(self.graph), self.binding.nodes
+        steps = [step for step, node in enumerate(nodes) if node in known.convolutions]
+        if not steps or not works_channels_last(self.graph, self.binding, range(self.binding.boundary)):
+            return
+        shown = {reader for _, reader, _ in self._shown_copies}
+        for step in steps:
+            for read in dict.fromkeys(self.binding.reads[step]) if step not in shown else ():
+                base = None if read is None else self.inlining.bases[read]
+                if read is None or base is None or base == read or self.inlining.stored_as(base) != base:
+                    continue
+                stored, wanted = known.images.get(nodes[base]), known.images.get(nodes[read])
+                if stored and wanted and stored != wanted and self.inlining.realized[base]:
+                    size, place = self.graph.node_bytes(nodes[base]), self.timing.runs_at[step]
+                    yield max(self.timing.runs_at[base], self._loop_before(step)), place, size
+                    if self.inlining.readers[base][-1] == step and not self.inlining.pinned[base]:
+                        yield place, place, -size
 
     def _sequences(self) -> Iterable[tuple[int, int, int]]:
         """The copies that convolutions over sequences get, but for those of which it was shown.
@@ -203,8 +238,7 @@ class Buffers:
         known = facts(self.graph)
         if not known.sequences:
             return
-        copies = known.shown.copies_of(self.binding, self.inlining.readers)
-        shown = {reader for _, reader, _ in copies}
+        shown = {reader for _, reader, _ in self._shown_copies}
         returned = {self.inlining.bases[step] for step in self.binding.outputs}
         for step, node in enumerate(self.binding.nodes):
             if node in known.sequences and step not in shown:

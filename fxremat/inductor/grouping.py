@@ -87,6 +87,7 @@ class Grouping:
             is_loop=is_loop or loop.is_put,
             is_fusible=is_fusible,
             runs_at=place,
+            made_for=self.inlining.made_for(step) if self.graph.is_on_cpu else None,
         )
         kernel.take(step, loop, place, producers, self._realized_count, self._ranges[step])
         for read in shareable:
@@ -178,5 +179,7 @@ class Grouping:
             elements = inlining.loops[base].elements
             for leaf in (base,) if inlining.realized[base] else inlining.leaves[base]:
                 kernel = self.kernels[leaf]
-                if kernel is not None and kernel.admits(elements, None) and self._is_open(kernel, step):
+                if kernel is None or not kernel.admits(elements, None) or not self._is_open(kernel, step):
+                    continue
+                if self._is_nested(kernel, base, (kernel,)):
                     yield base, kernel

@@ -215,13 +215,19 @@ class Inlining:
         return kernels[0]
 
     def stored_as(self, step: int) -> int:
-        """The step whose sizes the buffer of a realized value has: its own, or the view that it is made for.
+        """The step whose sizes the buffer of a realized value has: its own, or the view that it is made for."""
+        return next(iter(self._read_by(self.made_for(step), step)), step)
 
-        Where an external kernel is the first to want a buffer, and reads a view, the loop goes through that.
-        """
+    def made_for(self, step: int) -> int | None:
+        """The external kernel right before which a value is realized, since it reads it; None elsewhere."""
         place = self.realized_at[step]
-        reads = self.binding.reads[place] if place != step and self.is_external(place) else ()
-        return next((each for each in reads if each is not None and self.bases[each] == step), step)
+        is_late = place != step and self.is_external(place)
+        return place if is_late and self._read_by(place, step) else None
+
+    def _read_by(self, kernel: int | None, step: int) -> Sequence[int]:
+        """How a kernel reads a value: itself, or views of it."""
+        reads = () if kernel is None else self.binding.reads[kernel]
+        return [each for each in reads if each is not None and self.bases[each] == step]
 
     def _is_hint(self, kernel: int, step: int) -> bool:
         """Whether Inductor sees at a step that an external kernel will want a buffer of its value."""

@@ -28,6 +28,7 @@ class Kernel:
         is_loop: Whether it is no external kernel.
         is_fusible: Whether it is a loop that others can become a part of.
         runs_at: The step at which it runs.
+        made_for: The external kernel that its first loop is computed for, right before it, if there is one.
         ordinal: The number of its latest step, among those that are realized.
         rank: Its place among the kernels that run at one step, in the end among all.
     """
@@ -42,6 +43,7 @@ class Kernel:
     is_loop: bool = True
     is_fusible: bool = True
     runs_at: int = 0
+    made_for: int | None = None
     ordinal: int = 0
     rank: int = 0
 

@@ -166,7 +166,7 @@ def may_share(first: Ranges, second: Ranges, reads: bool) -> bool:
 
 
 def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
-    """For each step of a graph on a CPU, the ranges of its loop; None where they are not known.
+    """For each step of a graph on a CPU, the ranges of a loop that computes it; None where they are not known.
 
     Args:
         graph: The graph.
@@ -184,9 +184,8 @@ def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
             shown.append(_blocks(own, reads, shown) if is_view else found[step])
     ranges: list[Ranges | None] = []
     for step, position in enumerate(binding.nodes):
-        own, is_computed = indices[position], inlining.realized[step] and kinds[step] is not Kind.VIEW
-        blocks = found[inlining.stored_as(step)] if is_computed else None
-        ranges.append(own.ranges(graph.loops[position], blocks) if own and is_computed else None)
+        own, blocks = indices[position], found[inlining.stored_as(step)]
+        ranges.append(None if own is None else own.ranges(graph.loops[position], blocks))
     return ranges
 
 
@@ -230,8 +229,11 @@ def _of_loop(
 ) -> Sequence[_Access | None] | None:
     """How a loop goes through its operands, if it is elementwise or reduces inner dimensions."""
     operator, value = ops.packet(node), _tensor(node)
-    if operator in _FILLING:
-        return [SAME] * len(operands)
+    is_tiled = (
+        operator is aten.repeat and value is not None and value.dim() == 1
+    )  # one range, whatever is read
+    if operator in _FILLING or is_tiled:
+        return [_Access(NONE, ()) if is_tiled else SAME] * len(operands)
     is_elementwise = operator in _COPYING or torch.Tag.pointwise in getattr(node.target, "tags", ())
     if loop.kind is Kind.REDUCTION and len(operands) == 1 and _is_inner(loop.reduction):
         value = _tensor(operands[0])

@@ -103,7 +103,8 @@ def in_order(found: Iterable[Kernel]) -> list[Kernel]:
 def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
     """Let kernels that have waited for others run behind these, not at the same step.
 
-    There are more steps than kernels, so that those put off catch up.
+    There are more steps than kernels, so that those put off catch up. Loops that a CPU runs for one external
+    kernel are of one call, and nobody can tell which of them Inductor made for what.
 
     Args:
         kernels: All kernels, in order.
@@ -114,5 +115,6 @@ def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
     for kernel in kernels:
         if before is not None and kernel.runs_at <= before.runs_at:
             end = boundary if kernel.steps[0] < boundary else num_steps
-            kernel.runs_at = min(before.runs_at + 1, end - 1)
+            is_one_call = kernel.made_for is not None and kernel.made_for == before.made_for
+            kernel.runs_at = min(before.runs_at + (not is_one_call), end - 1)
         before = kernel
