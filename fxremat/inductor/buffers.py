@@ -152,7 +152,7 @@ class Buffers:
         images, nodes, inlining = facts(self.graph).images, self.binding.nodes, self.inlining
         first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, leaf))
         is_added = inlining.loops[leaf].is_put or inlining.loops[leaf].is_scatter
-        if first is None or (first == second or second is None) and not is_added:
+        if first is None or ((first == second or second is None) and not is_added):
             return True
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
 
@@ -205,7 +205,7 @@ class Buffers:
 
     @functools.cached_property
     def _shown_copies(self) -> Sequence[tuple[int, int, int]]:
-        return facts(self.graph).shown.copies_of(self.binding, self.inlining.readers)
+        return [*facts(self.graph).shown.copies_of(self.binding, self.inlining.readers)]
 
     def _copied_images(self) -> Iterable[tuple[int, int, int]]:
         """The copies that convolutions get of images that were stored as the channels of one.

@@ -215,8 +215,15 @@ class Inlining:
         return kernels[0]
 
     def stored_as(self, step: int) -> int:
-        """The step whose sizes the buffer of a realized value has: its own, or the view that it is made for."""
-        return next(iter(self._read_by(self.made_for(step), step)), step)
+        """The step whose sizes a realized value is stored with: its own, or a view of images of other sizes.
+
+        A loop that is computed for a convolution which reads such a view goes through that.
+        """
+        images, nodes = facts(self.graph).images, self.binding.nodes
+        if nodes[step] not in images:
+            return step
+        views = (each for each in self._read_by(self.made_for(step), step) if nodes[each] in images)
+        return next(views, step)
 
     def made_for(self, step: int) -> int | None:
         """The external kernel right before which a value is realized, since it reads it; None elsewhere."""

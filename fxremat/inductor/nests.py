@@ -166,7 +166,7 @@ def may_share(first: Ranges, second: Ranges, reads: bool) -> bool:
 
 
 def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
-    """For each step of a graph on a CPU, the ranges of a loop that computes it; None where they are not known.
+    """For each step of a graph on a CPU, the ranges of a loop that computes it; None if they are not known.
 
     Args:
         graph: The graph.
