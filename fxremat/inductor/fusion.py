@@ -22,11 +22,13 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
 3. *Products.* A product of two matrices that a sum of the same size alone reads is computed with the sum,
    by ``addmm``, where the sum stands (``products.py``).
 4. *In place* (``buffers.py``). A loop writes over an operand of the same size that no later kernel reads, nor
-   a loop of its own kernel that it does not depend on.
+   a loop of its own kernel that it does not depend on. Where images lie channels last, it does not if one of
+   the two has the channels of several images as those of one.
 5. *Layout* (``layout.py``). Convolutions work channels last where Inductor says so, which it does for the
    forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
    start, and the copy is held as long as a convolution or its gradient reads it.
-   Parts of inlined values that they read are copied alone. Convolutions over sequences read copies of what
+   Parts of inlined values that they read are copied alone, as are images that were stored as the channels of
+   one. Convolutions over sequences read copies of what
    does not lie in the order of its sizes; these count while the convolution runs, beside what is copied if
    that is read again. A CPU makes them in one call, others one after the other.
 
@@ -42,7 +44,8 @@ On a CPU three more:
    over rows that reads none, are not (``nests.py``).
 
 Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need all
-the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here.
+the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here; but
+those that are made for one external kernel, right before it, are of one call.
 
 A value of pooling may be computed again where it is read, and its gradient may be a scatter (``pooling.py``).
 
