@@ -44,8 +44,8 @@ On a CPU three more:
    over rows that reads none, are not (``nests.py``).
 
 Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need all
-the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here; but
-those that are made for one external kernel, right before it, are of one call.
+the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here.
+Those that are made for one external kernel, right before it, are of one call.
 
 A value of pooling may be computed again where it is read, and its gradient may be a scatter (``pooling.py``).
 

@@ -8,6 +8,14 @@ import pytest
 import torch
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """At reduced size, compiling takes most of the time, and other tests do it: such tests are slow ones."""
+    for item in items:
+        if item.get_closest_marker("inductor") and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(
     params=[
         pytest.param("cpu", id="cpu, reduced size"),
