@@ -218,12 +218,12 @@ class Buffers:
             return
         shown = {reader for _, reader, _ in self._shown_copies}
         for step in steps:
-            for read in dict.fromkeys(self.binding.reads[step]) if step not in shown else ():
-                base = None if read is None else self.inlining.bases[read]
-                if read is None or base is None or base == read or self.inlining.stored_as(base) != base:
+            for read in filter(None, dict.fromkeys(self.binding.reads[step] if step not in shown else ())):
+                base = self.inlining.bases[read]
+                if not self.inlining.realized[base] or self.inlining.stored_as(base) != base:
                     continue
                 stored, wanted = known.images.get(nodes[base]), known.images.get(nodes[read])
-                if stored and wanted and stored != wanted and self.inlining.realized[base]:
+                if stored and wanted and stored != wanted:
                     size, place = self.graph.node_bytes(nodes[base]), self.timing.runs_at[step]
                     yield max(self.timing.runs_at[base], self._loop_before(step)), place, size
                     if self.inlining.readers[base][-1] == step and not self.inlining.pinned[base]:

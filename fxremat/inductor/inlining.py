@@ -219,6 +219,8 @@ class Inlining:
 
         A loop that is computed for a convolution which reads such a view goes through that.
         """
+        if self.realized_at[step] == step:
+            return step
         images, nodes = facts(self.graph).images, self.binding.nodes
         if nodes[step] not in images:
             return step
@@ -228,8 +230,9 @@ class Inlining:
     def made_for(self, step: int) -> int | None:
         """The external kernel right before which a value is realized, since it reads it; None elsewhere."""
         place = self.realized_at[step]
-        is_late = place != step and self.is_external(place)
-        return place if is_late and self._read_by(place, step) else None
+        if place == step or not self.is_external(place):
+            return None
+        return place if self._read_by(place, step) else None
 
     def _read_by(self, kernel: int | None, step: int) -> Sequence[int]:
         """How a kernel reads a value: itself, or views of it."""

@@ -27,6 +27,7 @@ from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS, Kind, Loop, Reduction
 from fxremat.graph.ops import aten, prims
+from fxremat.inductor.facts import facts
 from fxremat.inductor.inlining import Inlining
 
 Blocks: TypeAlias = frozenset[int]
@@ -173,18 +174,23 @@ def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
         inlining: What is realized of a schedule of it.
     """
     indices, binding, kinds = _indices(graph), inlining.binding, inlining.kinds
-    found: list[Blocks | None] = []  # of each step's loop, or of that inside of which a view is computed
+    images = facts(graph).images
+    found: list[Blocks | None] = []  # of each step's loop; of a view of images, those of a loop for that
     shown: list[Blocks | None] = []  # of each step, as its readers see them
     for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
-        own, is_view = indices[position], kinds[step] is Kind.VIEW
-        found.append(_blocks(own, reads, found if is_view else shown))
-        if inlining.realized[step] and not is_view:
-            shown.append(NONE)
+        own = indices[position]
+        if kinds[step] is Kind.VIEW:
+            found.append(_blocks(own, reads, found) if position in images else None)
+            shown.append(_blocks(own, reads, shown))
         else:
-            shown.append(_blocks(own, reads, shown) if is_view else found[step])
+            found.append(_blocks(own, reads, shown))
+            shown.append(NONE if inlining.realized[step] else found[step])
+    for step, place in enumerate(inlining.realized_at):
+        if place != step:
+            found[step] = found[inlining.stored_as(step)]
     ranges: list[Ranges | None] = []
-    for step, position in enumerate(binding.nodes):
-        own, blocks = indices[position], found[inlining.stored_as(step)]
+    for position, blocks in zip(binding.nodes, found, strict=True):
+        own = indices[position]
         ranges.append(None if own is None else own.ranges(graph.loops[position], blocks))
     return ranges
 
@@ -229,11 +235,10 @@ def _of_loop(
 ) -> Sequence[_Access | None] | None:
     """How a loop goes through its operands, if it is elementwise or reduces inner dimensions."""
     operator, value = ops.packet(node), _tensor(node)
-    is_tiled = (
-        operator is aten.repeat and value is not None and value.dim() == 1
-    )  # one range, whatever is read
-    if operator in _FILLING or is_tiled:
-        return [_Access(NONE, ()) if is_tiled else SAME] * len(operands)
+    if operator in _FILLING:
+        return [SAME] * len(operands)
+    if operator is aten.repeat and value is not None and value.dim() == 1:  # one range, whatever is read
+        return [_Access(NONE, ())] * len(operands)
     is_elementwise = operator in _COPYING or torch.Tag.pointwise in getattr(node.target, "tags", ())
     if loop.kind is Kind.REDUCTION and len(operands) == 1 and _is_inner(loop.reduction):
         value = _tensor(operands[0])
@@ -316,7 +321,8 @@ def _looked_at_image(view: torch.Tensor, base: torch.Tensor) -> _Access | None:
         return None
     sizes = [_hints(view.shape)[at] for at in _CHANNELS_LAST]
     whole = [_hints(base.shape)[at] for at in _CHANNELS_LAST]
-    if sizes[1:3] == whole[1:3] and view.numel() == base.numel() and 1 in (sizes[0], whole[0]):
+    is_whole = sizes[1:3] == whole[1:3] and math.prod(sizes) == math.prod(whole)
+    if is_whole and 1 in (sizes[0], whole[0]):
         if sizes[0] == 1:  # channels are no one step from each other, and stay one dimension
             return _Access(frozenset(sizes[-1:]), ())
         return _through(sizes, [sizes[-1], *_steps(whole)[1:]])
