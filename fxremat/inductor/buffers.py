@@ -218,7 +218,8 @@ class Buffers:
             return
         shown = {reader for _, reader, _ in self._shown_copies}
         for step in steps:
-            for read in filter(None, dict.fromkeys(self.binding.reads[step] if step not in shown else ())):
+            reads = () if step in shown else dict.fromkeys(self.binding.reads[step])
+            for read in (each for each in reads if each is not None):
                 base = self.inlining.bases[read]
                 if not self.inlining.realized[base] or self.inlining.stored_as(base) != base:
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """At reduced size, compiling takes most of the time, and other tests do it: such tests are slow ones."""
-    for item in items:
-        if item.get_closest_marker("inductor") and not item.get_closest_marker("gpu"):
+    for item in items:  # of the whole session
+        is_here = item.path.parent == pathlib.Path(__file__).parent
+        if is_here and item.get_closest_marker("inductor") and not item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.slow)
 
 

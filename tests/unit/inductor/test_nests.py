@@ -117,14 +117,18 @@ def test_sequences_have_inductors_ranges(
 
 
 @pytest.mark.parametrize(
-    ("norm", "kept"),
+    ("norm", "under", "kept"),
     [
-        (nn.BatchNorm2d(8), {(4 * 14 * 14, 8), (4, 14 * 14, 8)}),
-        (nn.InstanceNorm2d(8), {(14 * 14, 4 * 8), (4, 14 * 14, 8)}),
+        (nn.BatchNorm2d(8), nn.Sequential, {(4 * 14 * 14, 8), (4, 14 * 14, 8)}),
+        (nn.InstanceNorm2d(8), LowPrecision, {(14 * 14, 4 * 8), (4, 14 * 14, 8)}),
     ],
 )
 def test_images_have_inductors_ranges(
-    norm: nn.Module, kept: set[tuple[int, ...]], scheduled: Groups, monkeypatch: pytest.MonkeyPatch
+    norm: nn.Module,
+    under: Callable[[nn.Module], nn.Module],
+    kept: set[tuple[int, ...]],
+    scheduled: Groups,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Points and channels where each channel is scaled; images apart where each of them drops channels.
 
@@ -132,7 +136,7 @@ def test_images_have_inductors_ranges(
     """
     layers = nn.Conv2d(3, 8, 3), norm, nn.ELU(), nn.Dropout2d(0.5), nn.Conv2d(8, 8, 3), nn.ELU()
     mean = Function(torch.mean)  # images that are returned lie as they were traced
-    model = LowPrecision(nn.Sequential(*layers, mean))
+    model = under(nn.Sequential(*layers, mean))
     known = predicted(graph_of(model, torch.randn(4, 3, 16, 16), monkeypatch=monkeypatch))
     both = known.keys() & scheduled.keys()
     assert {known[name].kept for name in both} >= kept
