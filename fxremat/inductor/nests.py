@@ -27,7 +27,6 @@ from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS, Kind, Loop, Reduction
 from fxremat.graph.ops import aten, prims
-from fxremat.inductor.facts import facts
 from fxremat.inductor.inlining import Inlining
 
 Blocks: TypeAlias = frozenset[int]
@@ -174,36 +173,17 @@ def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
         inlining: What is realized of a schedule of it.
     """
     indices, binding, kinds = _indices(graph), inlining.binding, inlining.kinds
-    images = facts(graph).images
-    found: list[Blocks | None] = []  # of each step's loop; of a view of images, those of a loop for that
+    found: list[Ranges | None] = []
     shown: list[Blocks | None] = []  # of each step, as its readers see them
     for step, (position, reads) in enumerate(zip(binding.nodes, binding.reads, strict=True)):
         own = indices[position]
-        if kinds[step] is Kind.VIEW:
-            found.append(_blocks(own, reads, found) if position in images else None)
-            shown.append(_blocks(own, reads, shown))
+        if own is not None and own.is_plain and len(reads) == 1:  # most are
+            blocks = NONE if reads[0] is None else shown[reads[0]]
         else:
-            found.append(_blocks(own, reads, shown))
-            shown.append(NONE if inlining.realized[step] else found[step])
-    for step, place in enumerate(inlining.realized_at):
-        if place != step:
-            found[step] = found[inlining.stored_as(step)]
-    ranges: list[Ranges | None] = []
-    for position, blocks in zip(binding.nodes, found, strict=True):
-        own = indices[position]
-        ranges.append(None if own is None else own.ranges(graph.loops[position], blocks))
-    return ranges
-
-
-def _blocks(
-    own: _Indices | None, reads: Sequence[int | None], shown: Sequence[Blocks | None]
-) -> Blocks | None:
-    """The blocks of a step, from what its operands show; None if they are not known."""
-    if own is None:
-        return None
-    if own.is_plain and len(reads) == 1:  # most are
-        return NONE if reads[0] is None else shown[reads[0]]
-    return own.blocks(reads, shown)
+            blocks = None if own is None else own.blocks(reads, shown)
+        shown.append(NONE if inlining.realized[step] and kinds[step] is not Kind.VIEW else blocks)
+        found.append(None if own is None else own.ranges(graph.loops[position], blocks))
+    return found
 
 
 # -- what holds whatever the schedule is

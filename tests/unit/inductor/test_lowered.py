@@ -446,6 +446,20 @@ def test_images_that_are_normalised_one_by_one_lie_otherwise(make: Callable[[], 
     assert not report.notes
 
 
+@pytest.mark.usefixtures("no_kernels", "codes")
+def test_nothing_is_written_over_what_the_gradient_of_pooling_has_added_up() -> None:
+    """That lies in the order of its sizes, and images channels last."""
+    blocks = (
+        nn.Sequential(nn.Conv2d(before, 16, 3, padding=1), nn.BatchNorm2d(16), nn.LeakyReLU(0.01))
+        for before in (3, 16, 16)
+    )
+    first, second, below = blocks
+    network = nn.Sequential(first, second, nn.MaxPool2d(2), below, nn.Conv2d(16, 4, 1))
+    report, measured = stepped(Scored(network), torch.randn(4, 3, 64, 64), budget="min")
+    assert report.solution.peak_bytes == report.lowered_peak_bytes == measured
+    assert not report.notes
+
+
 class Patches(nn.Module):
     """A convolution that works channels last, with weights that are larger than all that it makes."""
 
