@@ -146,12 +146,10 @@ def may_lie_in_order(node: fx.Node) -> bool:
     return image.dim() == 4 and _has_one_channel(node) and _size(image.shape[1]) > 1
 
 
-def needs_less_in_order(node: fx.Node) -> bool:
-    """Whether that is the case, and it needs less memory on a copy of the image in the order of its sizes."""
-    if not may_lie_in_order(node):
-        return False
+def less_in_order_bytes(node: fx.Node) -> int:
+    """By how much less such a gradient needs on a copy of the image in the order of its sizes; at least 0."""
     (size,) = _scratch_sizes([_Example(node, _arranged(node))])
-    return _bytes_in_order(node, copied=True) < size
+    return max(0, size - _bytes_in_order(node, copied=True))
 
 
 def _has_one_channel(gradient: fx.Node) -> bool:

@@ -28,6 +28,7 @@ from fxremat.errors import FxrematError, VerificationError
 from fxremat.graph.schedule import Schedule, bind
 from fxremat.inductor.generated import Handed, handed, read
 from fxremat.inductor.kernel_groups import kernel_groups
+from fxremat.memory.liveness import profile_of
 from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
 from fxremat.report.report import Report
@@ -68,6 +69,7 @@ class Compilation:
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
         self._groups: dict[Schedule, Sequence[int]] = {}  # of all plans that were compiled
+        self._spare_bytes: dict[Schedule, Sequence[int]] = {}  # of these as well
 
     @property
     def policy(self) -> Policy:
@@ -100,6 +102,20 @@ class Compilation:
         if schedule not in self._groups:
             self._groups[schedule] = kernel_groups(graph, bind(graph, schedule))
         return self._groups[schedule]
+
+    def spare_bytes(self) -> Sequence[int]:
+        """For each step of the plan how much less than its peak is live; nothing where no plan is known.
+
+        Nor for the least peak: what is predicted too high there is the user's gain. As with groups, a plan
+        that is gone back to has what it had.
+        """
+        if self.choice is None or self.correction.is_for_least:
+            return ()
+        problem, solution = self.choice.problem, self.choice.solution
+        if solution.schedule not in self._spare_bytes:
+            profile = profile_of(problem.graph, *problem.lowered(solution))
+            self._spare_bytes[solution.schedule] = (profile.peak_bytes - profile.live_bytes).tolist()
+        return self._spare_bytes[solution.schedule]
 
     def split(
         self,
