@@ -104,7 +104,7 @@ class Compilation:
         return self._groups[schedule]
 
     def spare_bytes(self) -> Sequence[int]:
-        """For each step of the plan how much less than its peak is live; nothing where no plan is known.
+        """For each step of the plan how much less than its peak is live when it runs; nothing without a plan.
 
         Nor for the least peak: what is predicted too high there is the user's gain. As with groups, a plan
         that is gone back to has what it had.
@@ -113,8 +113,10 @@ class Compilation:
             return ()
         problem, solution = self.choice.problem, self.choice.solution
         if solution.schedule not in self._spare_bytes:
-            profile = profile_of(problem.graph, *problem.lowered(solution))
-            self._spare_bytes[solution.schedule] = (profile.peak_bytes - profile.live_bytes).tolist()
+            binding, lowering = problem.lowered(solution)
+            profile = profile_of(problem.graph, binding, lowering)
+            live_bytes = profile.live_bytes[list(lowering.runs_at)]
+            self._spare_bytes[solution.schedule] = (profile.peak_bytes - live_bytes).tolist()
         return self._spare_bytes[solution.schedule]
 
     def split(

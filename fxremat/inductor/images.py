@@ -33,7 +33,8 @@ def arrange_images(backward: fx.GraphModule, inputs: Sequence[Any], spare_bytes:
     Args:
         backward: A backward; its nodes get the values that they have for these inputs.
         inputs: Fake tensors, as the forward hands them over.
-        spare_bytes: For each step of the plan how much less than its peak is live; nothing if not known.
+        spare_bytes: For each step of the plan how much less than its peak is live when it runs; nothing
+            without a plan.
 
     Returns:
         How many values are stored in another order than was traced.
