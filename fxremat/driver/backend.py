@@ -148,7 +148,7 @@ def _compile_within_budget(
 
     def in_order(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> compilers.Order | None:
         if is_backward:
-            arrange_images(graph, inputs, compilation.spare_bytes())
+            arrange_images(graph, inputs, compilation.spare_bytes)
         arrange_operands(graph)
         if not compilation.is_in_order:
             return None

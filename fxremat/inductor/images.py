@@ -6,14 +6,14 @@ last at once, if nothing reads it that asks for another order: so it is told her
 
 Later versions of torch ask for the order of the weights' gradient. For weights of one channel that is
 (N, H, C, W), which suits no kernel: images are copied to it and back. On a CPU such gradients are run as they
-are, on what lies as it is told. Channels last they are two to eight times as fast. Those that need more
-memory so than on copies get the order of the sizes where the plan has no room for it. One run on fake
-tensors, for backwards with convolutions alone; O(n) besides.
+are, on what lies as it is told: channels last, which is fast. Those that need more memory so than on copies
+get the order of the sizes where the plan has no room for it. One run on fake tensors, for backwards with
+convolutions alone; O(n) besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +27,16 @@ from fxremat.graph.loops import LOOPS, is_channels_first, is_loop, kind, loop, r
 from fxremat.graph.nodes import MIRROR, STEP
 
 
-def arrange_images(backward: fx.GraphModule, inputs: Sequence[Any], spare_bytes: Sequence[int] = ()) -> int:
+def arrange_images(
+    backward: fx.GraphModule, inputs: Sequence[Any], spare_bytes: Callable[[], Sequence[int]] = tuple
+) -> int:
     """Have images stored as the convolutions and gradients of convolutions work that read them.
 
     Args:
         backward: A backward; its nodes get the values that they have for these inputs.
         inputs: Fake tensors, as the forward hands them over.
-        spare_bytes: For each step of the plan how much less than its peak is live when it runs; nothing
-            without a plan.
+        spare_bytes: Says for each step of the plan how much less than its peak is live when it runs, or
+            nothing; asked if it matters.
 
     Returns:
         How many values are stored in another order than was traced.
@@ -44,7 +46,7 @@ def arrange_images(backward: fx.GraphModule, inputs: Sequence[Any], spare_bytes:
         return 0
     propagate_layouts(backward, inputs)
     alone = list(filter(may_lie_in_order, convolutions))
-    in_order = [each for each in alone if less_in_order_bytes(each) > _spare_bytes(each, spare_bytes)]
+    in_order = _without_room(alone, spare_bytes)
     found = dict.fromkeys(
         image
         for node in convolutions
@@ -62,10 +64,15 @@ def arrange_images(backward: fx.GraphModule, inputs: Sequence[Any], spare_bytes:
     return len(found) + copied
 
 
-def _spare_bytes(node: fx.Node, spare_bytes: Sequence[int]) -> int:
-    """What the plan has room for when a node runs."""
-    step = node.meta.get(STEP, len(spare_bytes))
-    return spare_bytes[step] if step < len(spare_bytes) else 0
+def _without_room(
+    gradients: Sequence[fx.Node], spare_bytes: Callable[[], Sequence[int]]
+) -> Sequence[fx.Node]:
+    """Those that need less memory in the order of the sizes, and by more than the plan has room for."""
+    needing = [(node, size) for node in gradients if (size := less_in_order_bytes(node))]
+    spare = spare_bytes() if needing else ()
+    return [
+        node for node, size in needing if not spare or STEP not in node.meta or size > spare[node.meta[STEP]]
+    ]
 
 
 def work_alike(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

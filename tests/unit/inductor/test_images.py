@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from unseen import no_loops
 
 import fxremat
 from fxremat.device.calibrate import less_in_order_bytes
+from fxremat.driver.compilation import Compilation
 from fxremat.emit.partition import partition
 from fxremat.emit.rewrite import rewrite
 from fxremat.graph import ops
@@ -21,6 +23,7 @@ from fxremat.graph.nodes import STEP
 from fxremat.inductor.images import arrange_images, work_alike
 from fxremat.inductor.order import order_recomputation
 from fxremat.measure import measure_peak
+from fxremat.report.report import Report
 
 CHANNELS = 4
 
@@ -139,7 +142,7 @@ def test_gradients_of_single_channels_work_channels_last_where_there_is_room(has
     more_bytes = less_in_order_bytes(first)
     assert more_bytes > 0
     spare_bytes = [0] * first.meta[STEP] + [more_bytes - (not has_room)]
-    arrange_images(backward, handed(backward, torch.channels_last), spare_bytes)
+    arrange_images(backward, handed(backward, torch.channels_last), lambda: spare_bytes)
     image, weights = first.all_input_nodes[1:3]
     assert is_channels_last(image) is has_room and weights.meta["val"].stride(1) == (1 if has_room else 49)
 
@@ -246,22 +249,34 @@ def test_blocks_with_channels_in_the_last_place_hold_what_they_must() -> None:
     assert least < 13.5 * 4 * 16 * 16 * 16 * 4  # images between blocks: with a copy held longer, 14
 
 
-def test_gradients_of_single_channels_take_the_room_that_a_plan_has() -> None:
-    """Large weights: three of four gradients work channels last, and the code holds no more than the plan."""
+def test_gradients_of_single_channels_take_the_room_that_a_plan_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large weights: all but one work channels last, or all where the code of that is within the plan."""
 
     def block() -> nn.Module:
         mix = nn.Sequential(nn.Conv2d(48, 48, 9, padding=4, groups=48), nn.GELU(), nn.BatchNorm2d(48))
         return nn.Sequential(Residual(mix), nn.Conv2d(48, 48, 1), nn.GELU(), nn.BatchNorm2d(48))
 
+    def compiled() -> tuple[int, Report]:
+        """How many gradients work channels last, and the report."""
+        torch._dynamo.reset()
+        step = torch.compile(model, backend="fxremat")
+        with fresh_cache(), no_loops():
+            _, (_, backward) = run_and_get_code(lambda: step(images).square().mean().backward())
+        gradients = [each for each in backward.splitlines() if "convolution_backward.default(" in each]
+        return sum("(48, 1, 9, 9), (81, 1, 9, 1)" in each for each in gradients), fxremat.reports()[-1]
+
     model = nn.Sequential(nn.Conv2d(3, 48, 4, 4), nn.GELU(), nn.BatchNorm2d(48), *(block() for _ in range(4)))
-    compiled = torch.compile(model, backend="fxremat")
     images = torch.randn(8, 3, 96, 96)
-    with fresh_cache(), no_loops():
-        _, (_, backward) = run_and_get_code(lambda: compiled(images).square().mean().backward())
-    gradients = [each for each in backward.splitlines() if "convolution_backward.default(" in each]
-    assert sum("(48, 1, 9, 9), (81, 1, 9, 1)" in each for each in gradients) == 3
-    (report,) = fxremat.reports()[-1:]
-    assert report.lowered_peak_bytes <= report.solution.peak_bytes
+    count, report = compiled()
+    allowed_bytes = (
+        report.solution.peak_bytes + 1024
+    )  # numbers for a channel each lie in a buffer more or less
+    assert report.lowered_peak_bytes is not None and report.lowered_peak_bytes <= allowed_bytes
+    steps = len(report.solution.schedule)
+    monkeypatch.setattr(Compilation, "spare_bytes", lambda self: [sys.maxsize] * steps)
+    most, unbounded = compiled()
+    assert unbounded.lowered_peak_bytes is not None and most == 4
+    assert count == 4 - (unbounded.lowered_peak_bytes > allowed_bytes)  # with AVX2 it is not
 
 
 @pytest.mark.parametrize("budget", [None, "min"])
