@@ -82,8 +82,10 @@ _REDUCTIONS = frozenset(
 )
 # They write to places that are computed.
 _PUTS = frozenset({aten._unsafe_index_put, aten._unsafe_masked_index_put_accumulate, aten.index_put})
+# They read their first operand at places that the others say.
+_GATHERS = frozenset({aten._unsafe_index, aten.embedding, aten.gather, aten.index})
 # They read their operands at other places than those that they compute.
-_MOVING = frozenset(
+_MOVING = _GATHERS | frozenset(
     {
         aten.cat,
         aten.constant_pad_nd,
@@ -150,6 +152,7 @@ class Loop:
         is_put: Whether it writes to places of a copy of its first operand, in a loop of its own that computes
             what it reads.
         is_moving: Whether it reads its operands at other places than those that it computes.
+        is_gather: Whether it does so of its first operand alone, and the others say where.
         operations: Operations that one of its elements takes, but for what it reads.
         numbers: The numbers that it computes with, as texts.
     """
@@ -166,6 +169,7 @@ class Loop:
     is_scatter: bool = False
     is_put: bool = False
     is_moving: bool = False
+    is_gather: bool = False
     operations: int = 1
     numbers: tuple[str, ...] = ()
 
@@ -203,6 +207,7 @@ def loop(node: fx.Node) -> Loop:
         is_scatter=is_scatter,
         is_put=is_put,
         is_moving=operator in _MOVING,
+        is_gather=operator in _GATHERS,
         operations=0 if lowered is Kind.VIEW else _operations(node),
         numbers=tuple(dict.fromkeys(_numbers(node))),
     )

@@ -150,11 +150,34 @@ class Buffers:
         other value, nor does what was added at places that are computed.
         """
         images, nodes, inlining = facts(self.graph).images, self.binding.nodes, self.inlining
+        if (
+            nodes[step] in images
+            and nodes[leaf] in images
+            and self._is_in_order(step) != self._is_in_order(leaf)
+        ):
+            return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
         first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, leaf))
         is_added = inlining.loops[leaf].is_put or inlining.loops[leaf].is_scatter
         if first is None or ((first == second or second is None) and not is_added):
             return True
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
+
+    def _is_in_order(self, step: int) -> bool:
+        """Whether an image is stored in the order of its sizes, since a view of it has points in one dimension."""
+        if not self.inlining.is_dear[step] or self.inlining.realized_at[step] != step:
+            return False
+        images, nodes = facts(self.graph).images, self.binding.nodes
+        return any(nodes[each] not in images for each in self._views.get(step, ()))
+
+    @functools.cached_property
+    def _views(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for step, reads in enumerate(self.binding.reads):
+            if self.inlining.kinds[step] is Kind.VIEW:
+                for read in reads:
+                    if read is not None:
+                        found.setdefault(read, []).append(step)
+        return found
 
     def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
         """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""

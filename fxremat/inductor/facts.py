@@ -33,6 +33,8 @@ class Facts:
         convolutions: Indices of convolutions and their gradients.
         plain_convolutions: Indices of convolutions.
         hinting: Indices of external kernels whose operands get a buffer as soon as they are computed.
+        strided_views: Indices of the views that name the strides of what they show, which therefore gets a
+            buffer as soon as it is computed.
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input of a graph with convolutions, bytes of the copy that lies channels last;
             0 where the input lies so itself.
@@ -54,6 +56,7 @@ class Facts:
     convolutions: frozenset[int]
     plain_convolutions: frozenset[int]
     hinting: frozenset[int]
+    strided_views: frozenset[int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequences: Mapping[int, Sequence[int]]
@@ -102,6 +105,7 @@ def _facts(graph: JointGraph) -> Facts:
         convolutions,
         frozenset(index for index in convolutions if ops.is_convolution(graph.fx_nodes[index])),
         frozenset(at for at, node in each if kinds[at] is Kind.KERNEL and lowered.wants_buffers(node)),
+        frozenset(at for at, node in each if ops.packet(node) is ops.aten.as_strided),
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: copied for index in convolutions if (copied := _sequences(graph, index))},

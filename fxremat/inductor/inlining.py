@@ -65,6 +65,7 @@ class Inlining:
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
         self._waited_at = self._waits_for_loops(waits) if waits else {}
+        self._shown_by_strides = self._find_shown_by_strides()
         self._may_be_copied = self._find_copied_views()
         self._copied: dict[int, set[int]] = {}  # values of which there is a copy, and who reads that
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
@@ -102,6 +103,13 @@ class Inlining:
             return False
         is_loop = self.kinds[step] is Kind.POINTWISE
         return is_loop and any(self.loops[reader].kind is Kind.KERNEL for reader in self.readers[step])
+
+    def _find_shown_by_strides(self) -> frozenset[int]:
+        """The steps whose values a view shows that names strides."""
+        strided = facts(self.graph).strided_views
+        views = (step for step, node in enumerate(self.binding.nodes) if node in strided) if strided else ()
+        looked_at = (self.binding.reads[step][0] for step in views)
+        return frozenset(self.bases[each] for each in looked_at if each is not None)
 
     def _find_copied_views(self) -> dict[int, set[int]]:
         """For pointwise steps that external kernels read through one view, and get a copy of, who reads that.
@@ -193,6 +201,8 @@ class Inlining:
         loop = self.loops[step]
         if self.is_dear[step] or loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
             return True
+        if step in self._shown_by_strides:
+            return True
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
     def is_external(self, step: int) -> bool:
@@ -201,7 +211,7 @@ class Inlining:
 
     def _place(self, step: int) -> int:
         """Where a pointwise value is realized."""
-        if self.pinned[step] or self.is_dear[step]:
+        if self.pinned[step] or self.is_dear[step] or step in self._shown_by_strides:
             return step
         loop, readers = self.loops[step], self.readers[step]
         if loop.is_window or loop.is_draw or loop.is_cat or not readers:

@@ -64,6 +64,8 @@ class Operations:
             found.update(loop.numbers)
             inside = (*place, position) if loop.is_moving else place
             for operand, read in zip(operands, self._binding.reads[each], strict=True):
+                if loop.is_gather and operand != operands[0]:
+                    inside = place
                 if read is None:
                     found.add((~operand, inside))
                     continue

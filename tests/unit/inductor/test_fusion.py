@@ -253,6 +253,41 @@ def test_other_parts_of_a_value_are_other_operations(first: int, is_stored: bool
     assert (inlining._operations.counts[total] > compilers.max_operations(on_cpu=True)) == is_stored
 
 
+@pytest.mark.parametrize("is_other", [False, True])
+def test_elements_at_other_places_are_other_operations(is_other: bool) -> None:
+    """What is computed of those that are picked counts for each of the places; what the places are does not."""
+    rounds = compilers.max_operations(on_cpu=True) // 3
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a, places = torch.mm(x, w), (torch.arange(12) * 5 % 6).view(2, 6)
+        for _ in range(rounds):
+            a = torch.abs(a) + w
+        first = a[places[0]]
+        both = torch.abs(first + (a[places[1]] if is_other else first))
+        return torch.mm(both * both.sum(), x)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    total = graph.names.index(f"add_{rounds}")
+    assert (inlining._operations.counts[total] > compilers.max_operations(on_cpu=True)) == is_other
+
+
+def test_what_a_view_names_the_strides_of_is_stored() -> None:
+    """Where it stands, though products alone read it, and each for itself could have it in a buffer."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        strided, viewed = torch.abs(x), torch.abs(w)
+        a = torch.mm(w, w)
+        b = strided.as_strided((6, 6), (1, 6)) + viewed.view(36).view(6, 6)
+        return torch.mm(torch.abs(a + b), a)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    at = [graph.names.index(name) for name in ("abs_1", "abs_2")]
+    assert [inlining.realized[step] for step in at] == [True, False]
+    assert inlining.realized_at[at[0]] == at[0]
+
+
 def test_what_products_alone_read_is_computed_for_the_first() -> None:
     """Not where it stands, before another product."""
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from devices import threads
 from models import train_step
-from networks import Scored
+from networks import Residual, Scored
 from torch import Tensor, fx, nn
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
@@ -442,6 +442,33 @@ def in_a_row() -> nn.Module:
 def test_images_that_are_normalised_one_by_one_lie_otherwise(make: Callable[[], nn.Module]) -> None:
     """The channels of all are those of one there: other loops, and nothing written over, but copies."""
     report, measured = stepped(make(), torch.randn(4, 3, 64, 64), budget="min")
+    assert report.solution.peak_bytes == report.lowered_peak_bytes == measured
+    assert not report.notes
+
+
+@pytest.mark.usefixtures("no_kernels", "codes")
+@pytest.mark.parametrize(
+    ("groups", "activation", "has_sums"),
+    [
+        pytest.param(
+            2,
+            nn.SiLU,
+            False,
+            marks=pytest.mark.skipif(
+                gradients_keep_layouts(), reason="torch 2.11 lays out gradients otherwise: see the limits"
+            ),
+        ),
+        (1, nn.GELU, True),
+    ],
+)
+def test_what_group_normalisations_take_is_predicted(
+    groups: int, activation: Callable[[], nn.Module], has_sums: bool
+) -> None:
+    """Their factors are stored; and their gradients in the order of sizes, over none that lie channels last."""
+    parts = ((nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(groups, 16), activation()) for _ in range(3))
+    blocks = [Residual(*each) if has_sums else nn.Sequential(*each) for each in parts]
+    network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, nn.Conv2d(16, 4, 1))
+    report, measured = stepped(Scored(network), torch.randn(4, 3, 64, 64), budget="min")
     assert report.solution.peak_bytes == report.lowered_peak_bytes == measured
     assert not report.notes
 
