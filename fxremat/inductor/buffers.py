@@ -163,7 +163,7 @@ class Buffers:
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
 
     def _is_in_order(self, step: int) -> bool:
-        """Whether an image is stored in the order of its sizes, since a view of it has points in one dimension."""
+        """Whether an image is stored in the order of its sizes: a view of it has points in one dimension."""
         if not self.inlining.is_dear[step] or self.inlining.realized_at[step] != step:
             return False
         images, nodes = facts(self.graph).images, self.binding.nodes

@@ -255,7 +255,7 @@ def test_other_parts_of_a_value_are_other_operations(first: int, is_stored: bool
 
 @pytest.mark.parametrize("is_other", [False, True])
 def test_elements_at_other_places_are_other_operations(is_other: bool) -> None:
-    """What is computed of those that are picked counts for each of the places; what the places are does not."""
+    """What is computed of elements that are picked counts for each of the places, these do once."""
     rounds = compilers.max_operations(on_cpu=True) // 3
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

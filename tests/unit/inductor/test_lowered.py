@@ -464,7 +464,7 @@ def test_images_that_are_normalised_one_by_one_lie_otherwise(make: Callable[[], 
 def test_what_group_normalisations_take_is_predicted(
     groups: int, activation: Callable[[], nn.Module], has_sums: bool
 ) -> None:
-    """Their factors are stored; and their gradients in the order of sizes, over none that lie channels last."""
+    """Their factors are stored; and their gradients in the order of sizes, over none channels last."""
     parts = ((nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(groups, 16), activation()) for _ in range(3))
     blocks = [Residual(*each) if has_sums else nn.Sequential(*each) for each in parts]
     network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, nn.Conv2d(16, 4, 1))
