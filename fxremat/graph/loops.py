@@ -62,6 +62,9 @@ _WINDOWS = frozenset(
         prims._low_memory_max_pool_with_offsets,
     }
 )
+# Inductor's default: config.unroll_reductions_threshold.
+MAX_UNROLLED = 8
+_UNROLLED = frozenset({aten.all, aten.amax, aten.amin, aten.any, aten.mean, aten.prod, aten.sum})
 _REDUCTIONS = frozenset(
     {
         aten.all,
@@ -153,6 +156,7 @@ class Loop:
             what it reads.
         is_moving: Whether it reads its operands at other places than those that it computes.
         is_gather: Whether it does so of its first operand alone, and the others say where.
+        unrolled: Of how many elements each of a reduction's is computed without a loop.
         operations: Operations that one of its elements takes, but for what it reads.
         numbers: The numbers that it computes with, as texts.
     """
@@ -170,6 +174,7 @@ class Loop:
     is_put: bool = False
     is_moving: bool = False
     is_gather: bool = False
+    unrolled: int = 1
     operations: int = 1
     numbers: tuple[str, ...] = ()
 
@@ -206,8 +211,9 @@ def loop(node: fx.Node) -> Loop:
         is_draw=operator is prims.inductor_random,
         is_scatter=is_scatter,
         is_put=is_put,
-        is_moving=operator in _MOVING,
+        is_moving=operator in _MOVING or unrolled(node) > 1,
         is_gather=operator in _GATHERS,
+        unrolled=unrolled(node),
         operations=0 if lowered is Kind.VIEW else _operations(node),
         numbers=tuple(dict.fromkeys(_numbers(node))),
     )
@@ -229,7 +235,9 @@ def _operations(node: fx.Node) -> int:
         return 4 * sum(pad != 0 for pad in pads)
     if operator is aten.slice_scatter:
         return 2 + 3 * _bounds(node)
-    return int(operator is not aten.clone)
+    if operator is aten.clone:
+        return 0
+    return max(1, unrolled(node) - 1) + (operator is aten.mean)
 
 
 def _bounds(node: fx.Node) -> int:
@@ -280,7 +288,7 @@ def kind(node: fx.Node) -> Kind:
     if is_getitem(node) or viewed_operand(node) is not None:
         return Kind.VIEW
     if packet(node) in _REDUCTIONS or _has_vector(node):
-        return Kind.REDUCTION
+        return Kind.POINTWISE if unrolled(node) > 1 else Kind.REDUCTION
     if packet(node) in _COPYING | _WINDOWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return Kind.POINTWISE
     return Kind.KERNEL
@@ -292,6 +300,16 @@ def _has_vector(node: fx.Node) -> bool:
         return False
     value = node.meta.get("val")
     return any(tensor.device.type == "cpu" and 1 in tensor.shape[1:] for tensor in tensors(value))
+
+
+def unrolled(node: fx.Node) -> int:
+    """Of how many elements each of a reduction's is computed without a loop; 1 where there is one."""
+    if packet(node) not in _UNROLLED:
+        return 1
+    read, written = max(map(_elements, node.all_input_nodes), default=1), _elements(node)
+    each = read // max(written, 1)
+    is_lone = written == 1 and next(tensors(node.meta.get("val"))).device.type == "cpu"
+    return each if each < MAX_UNROLLED and not is_lone else 1
 
 
 def is_loop(node: fx.Node) -> bool:

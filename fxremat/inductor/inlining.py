@@ -79,6 +79,7 @@ class Inlining:
         self.early_readers: dict[int, list[int]] = {}
         self.realized_at = list(range(len(binding.nodes)))
         self._operations = Operations(graph, binding, self.bases)
+        self._moves = [False] * len(binding.nodes)  # if what computes it reads elsewhere than it computes
         self._realize()
         self.realized_readers = self._find_realized_readers()
 
@@ -152,7 +153,7 @@ class Inlining:
         for step, (kind, reads) in enumerate(zip(self.kinds, self.binding.reads, strict=True)):
             found: list[int] = []
             buffers: list[int] = []
-            operations, heavy = 0, self.loops[step].is_expensive
+            operations, heavy, moves = 0, self.loops[step].is_expensive, self.loops[step].is_moving
             for read in reads:
                 if read is None:
                     operations += 1
@@ -175,6 +176,7 @@ class Inlining:
                     buffers += self._buffers_read[base]
                     operations += self._operations.counts[base]
                     heavy = heavy or is_heavy[base]
+                    moves = moves or self._moves[base]
             if bases[step] != step:  # who reads a view reads what it looks at
                 continue
             self.leaves[step] = self._buffers_read[step] = tuple(dict.fromkeys(found))
@@ -182,6 +184,7 @@ class Inlining:
                 self._buffers_read[step] = tuple(dict.fromkeys(buffers))
             if kind is Kind.POINTWISE:
                 is_heavy[step] = heavy and self.graph.is_on_cpu
+                self._moves[step] = moves
                 self.is_dear[step] = self._costs_much(step, operations)
                 realized[step] = self._must_realize(step)
                 if realized[step]:
@@ -280,7 +283,7 @@ class Inlining:
             operations: Those of what it reads.
         """
         is_shared, reads = len(self.readers[step]) > 1, self._num_reads(step)
-        count = self._operations.take(step, operations, self.realized)
+        count, reads = self._operations.take(step, operations, reads, self._moves[step], self.realized)
         is_long = count > self._operations.limit
         if (is_long or self._is_heavy[step]) and (is_shared or self._is_broadcast(step)):
             return True

@@ -2,18 +2,21 @@
 
 An operator is one operation, or a few where it chooses what to read, and so is each buffer and each number
 that is read; what several operators of a loop read at the same place counts once, and views do nothing.
-Linear in steps and reads, but for loops that may be too long: these are gone through once more, since what
-they compute in two places counts once as well, unless they compute other parts of it.
+Linear in steps and reads, but for loops that may be too long, or that read elsewhere than they compute: these
+are gone through once more, since what they compute in two places counts once as well, unless they compute
+other parts of it. A reduction of few elements is no loop of its own, but reads and computes each of them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from fxremat._torch import compilers
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
+from fxremat.inductor.layout import works_channels_last
 
 Place = tuple[int, ...]  # the nodes through which a value is read that show parts of it, or move them
 
@@ -37,55 +40,76 @@ class Operations:
         self._bases = bases
         self._viewed = facts(graph).viewed_places
 
-    def take(self, step: int, read: int, realized: Sequence[bool]) -> int:
-        """The operations of a step.
+    def take(
+        self, step: int, operations: int, reads: int, moves: bool, realized: Sequence[bool]
+    ) -> tuple[int, int]:
+        """The operations of a step, and how much computing it reads: each place of a buffer counts.
 
         Args:
             step: The step.
-            read: Those of what it reads: one for each value that is realized or an input.
+            operations: Those of what it reads: one for each value that is realized or an input.
+            reads: The buffers and inputs that computing it reads.
+            moves: Whether any of its loop's operators reads elsewhere than it computes.
             realized: For each step before it, whether its value is realized.
         """
         loop = self._graph.loops[self._binding.nodes[step]]
-        count = loop.operations + len(loop.numbers) + read
-        self.counts[step] = count if count <= self.limit else self._counted(step, realized)
-        return self.counts[step]
+        count = loop.operations + len(loop.numbers) + operations * loop.unrolled
+        if moves or count > self.limit:
+            count, places = self._counted(step, realized)
+            reads = max(reads, places)
+        self.counts[step] = count
+        return count, reads
 
-    def _counted(self, step: int, realized: Sequence[bool]) -> int:
-        """The operations of a step, what is computed in two places once; no more than are too many."""
+    def _counted(self, step: int, realized: Sequence[bool]) -> tuple[int, int]:
+        """The same, what is computed in two places once; no more operations than are too many."""
         stack: list[tuple[int, Place]] = [(step, ())]
         seen = set(stack)
-        found: set[object] = set()  # buffers as numbers, inputs as negative ones, each with its place; texts
+        numbers: set[str] = set()
+        found: set[tuple[int, Place]] = (
+            set()
+        )  # buffers as numbers, inputs as negative ones, each with its place
         count = 0
-        while stack and count + len(found) <= MOST:
+        while stack and count + len(found) + len(numbers) <= MOST:
             each, place = stack.pop()
             position = self._binding.nodes[each]
             loop, operands = self._graph.loops[position], self._graph.nodes[position].operands
             count += loop.operations
-            found.update(loop.numbers)
-            inside = (*place, position) if loop.is_moving else place
+            numbers.update(loop.numbers)
             for operand, read in zip(operands, self._binding.reads[each], strict=True):
-                if loop.is_gather and operand != operands[0]:
-                    inside = place
-                if read is None:
-                    found.add((~operand, inside))
-                    continue
-                base, at = self._bases[read], inside + self._picked(read)
-                if realized[base]:
-                    found.add((base, at))
-                elif (base, at) not in seen:
-                    seen.add((base, at))
-                    stack.append((base, at))
-        return count + len(found)
+                is_moved = loop.is_moving and not (loop.is_gather and operand != operands[0])
+                for part in range(loop.unrolled):
+                    inside = (*place, position, part) if is_moved else place
+                    if read is None:
+                        found.add((~operand, inside))
+                        continue
+                    base = self._bases[read]
+                    at = base, inside + self._picked(read, realized[base])
+                    if realized[base]:
+                        found.add(at)
+                    elif at not in seen:
+                        seen.add(at)
+                        stack.append(at)
+        return count + len(found) + len(numbers), len(found)
 
-    def _picked(self, step: int) -> Place:
-        """The views up to a step that show parts of what they look at, the last one first."""
-        found: list[int] = []
+    @functools.cached_property
+    def _works_channels_last(self) -> bool:
+        return works_channels_last(self._graph, self._binding, range(self._binding.boundary))
+
+    def _picked(self, step: int, is_realized: bool) -> Place:
+        """The views up to a step that show parts of what they look at, the last one first.
+
+        So do those of images that are computed, where these lie channels last, if they regroup their sizes.
+        """
+        images, found = facts(self._graph).images, list[int]()
         while self._bases[step] != step:
             position = self._binding.nodes[step]
             source = self._binding.reads[step][self._viewed[position] or 0]
             if source is None:
                 break
-            if self._graph.loops[position].elements < self._graph.loops[self._binding.nodes[source]].elements:
+            shown = self._binding.nodes[source]
+            is_part = self._graph.loops[position].elements < self._graph.loops[shown].elements
+            is_regrouped = not is_realized and shown in images and images.get(position) != images[shown]
+            if is_part or (is_regrouped and self._works_channels_last):
                 found.append(position)
             step = source
         return tuple(found)

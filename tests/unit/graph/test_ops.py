@@ -22,6 +22,7 @@ from fxremat.graph.replays import replay
 aten = torch.ops.aten
 
 X = torch.empty(4, 6, device="meta")
+LONG = torch.empty(8, 9, device="meta")
 MASK = torch.empty(4, 6, dtype=torch.bool, device="meta")
 
 
@@ -109,7 +110,8 @@ def test_a_getitem_is_no_view_by_itself() -> None:
         (Kind.POINTWISE, aten.gelu.default, (X,)),
         (Kind.POINTWISE, aten.cat.default, ([X, X],)),
         (Kind.POINTWISE, aten.embedding.default, (X, MASK.long())),
-        (Kind.REDUCTION, aten.sum.dim_IntList, (X, [0])),
+        (Kind.REDUCTION, aten.sum.dim_IntList, (LONG, [0])),
+        (Kind.POINTWISE, aten.sum.dim_IntList, (X, [0])),
         (Kind.REDUCTION, aten.var_mean.correction, (X, [0])),
         (Kind.KERNEL, aten.mm.default, (X, X.t())),
         (Kind.KERNEL, aten.sort.default, (X,)),
@@ -130,8 +132,11 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
     [
         (aten.add.Tensor, (X, X), Loop(Kind.POINTWISE, 24, is_sum=True)),
         (aten.exp.default, (X,), Loop(Kind.POINTWISE, 24, is_expensive=True)),
-        (aten.sum.dim_IntList, (X, [1]), Loop(Kind.REDUCTION, 24, Reduction(24, 4, is_inner=True))),
-        (aten.sum.dim_IntList, (X, [0]), Loop(Kind.REDUCTION, 24, Reduction(24, 6, is_inner=False))),
+        (aten.sum.dim_IntList, (LONG, [1]), Loop(Kind.REDUCTION, 72, Reduction(72, 8, is_inner=True))),
+        (aten.sum.dim_IntList, (LONG, [0]), Loop(Kind.REDUCTION, 72, Reduction(72, 9, is_inner=False))),
+        (aten.sum.dim_IntList, (X, [0]), Loop(Kind.POINTWISE, 6, is_moving=True, unrolled=4, operations=3)),
+        (aten.mean.dim, (X, [1]), Loop(Kind.POINTWISE, 4, is_moving=True, unrolled=6, operations=6)),
+        (aten.amax.default, (torch.empty(3), [0]), Loop(Kind.REDUCTION, 3, Reduction(3, 1))),
         (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16, is_product=True)),
         (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True, is_moving=True, operations=12)),
         (aten.slice_scatter.default, (X, X), Loop(Kind.POINTWISE, 24, is_moving=True, operations=2)),
@@ -155,7 +160,7 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
     ids=str,
 )
 def test_loops(target: Any, args: tuple[Any, ...], expected: Loop) -> None:
-    """A loop runs over what it writes, a reduction over what it reads."""
+    """A loop runs over what it writes, a reduction over what it reads, unless that is short."""
     assert loops.loop(node(target, *args)) == expected
 
 

@@ -272,6 +272,21 @@ def test_elements_at_other_places_are_other_operations(is_other: bool) -> None:
     assert (inlining._operations.counts[total] > compilers.max_operations(on_cpu=True)) == is_other
 
 
+@pytest.mark.parametrize("parts", [3, 5, 10])
+def test_short_sums_are_computed_inside_unless_they_read_much(parts: int) -> None:
+    """Inductor makes no reduction of them; each of a buffer's places that they read counts."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        total = torch.mm(x, w).view(-1, parts, 6).sum(1)
+        return torch.mm(torch.abs(total), w) + torch.cos(total)
+
+    graph = fxremat.capture(Function(function), torch.randn(30, 6), torch.randn(6, 6))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    total = graph.names.index("sum_1")
+    assert inlining.realized[total] == (parts > 4)
+    assert (inlining.kinds[total] is Kind.REDUCTION) == (parts == 10)
+
+
 def test_what_a_view_names_the_strides_of_is_stored() -> None:
     """Where it stands, though products alone read it, and each for itself could have it in a buffer."""
 
@@ -361,7 +376,7 @@ def test_a_loop_that_is_late_joins_those_before() -> None:
         rows = dear * (dear * a).sum(1, keepdim=True)
         return torch.mm(torch.mm(rows, w), late.t())
 
-    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    graph = fxremat.capture(Function(function), torch.randn(8, 8), torch.randn(8, 8))
     kernels, at = group(graph, bind(graph, graph.names)).kernels, graph.names.index
     assert at("abs_1") < at("exp") and kernels[at("abs_1")] is kernels[at("sum_2")] is kernels[at("exp")]
 

@@ -448,24 +448,31 @@ def test_images_that_are_normalised_one_by_one_lie_otherwise(make: Callable[[], 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
 @pytest.mark.parametrize(
-    ("groups", "activation", "has_sums"),
+    ("groups", "activation", "size", "has_sums"),
     [
+        (4, nn.ReLU, 3, False),
+        (8, nn.ReLU, 5, True),
         pytest.param(
             2,
             nn.SiLU,
+            3,
             False,
             marks=pytest.mark.skipif(
                 gradients_keep_layouts(), reason="torch 2.11 lays out gradients otherwise: see the limits"
             ),
         ),
-        (1, nn.GELU, True),
+        (1, nn.GELU, 3, True),
     ],
 )
 def test_what_group_normalisations_take_is_predicted(
-    groups: int, activation: Callable[[], nn.Module], has_sums: bool
+    groups: int, activation: Callable[[], nn.Module], size: int, has_sums: bool
 ) -> None:
-    """Their factors are stored; and their gradients in the order of sizes, over none channels last."""
-    parts = ((nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(groups, 16), activation()) for _ in range(3))
+    """Their factors are stored; and their gradients in the order of sizes, over none channels last.
+
+    Sums over the channels of small groups are no loops, and much that a gradient reads gets it a buffer.
+    """
+    layers = ((nn.Conv2d(16, 16, size, padding="same"), nn.GroupNorm(groups, 16)) for _ in range(3))
+    parts = [(*each, activation()) for each in layers]
     blocks = [Residual(*each) if has_sums else nn.Sequential(*each) for each in parts]
     network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, nn.Conv2d(16, 4, 1))
     report, measured = stepped(Scored(network), torch.randn(4, 3, 64, 64), budget="min")
