@@ -163,21 +163,9 @@ class Buffers:
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
 
     def _is_in_order(self, step: int) -> bool:
-        """Whether an image is stored in the order of its sizes: a view of it has points in one dimension."""
-        if not self.inlining.is_dear[step] or self.inlining.realized_at[step] != step:
-            return False
-        images, nodes = facts(self.graph).images, self.binding.nodes
-        return any(nodes[each] not in images for each in self._views.get(step, ()))
-
-    @functools.cached_property
-    def _views(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for step, reads in enumerate(self.binding.reads):
-            if self.inlining.kinds[step] is Kind.VIEW:
-                for read in reads:
-                    if read is not None:
-                        found.setdefault(read, []).append(step)
-        return found
+        """Whether an image is stored in the order of its sizes."""
+        is_own = self.inlining.is_dear[step] and self.inlining.realized_at[step] == step
+        return is_own and self.binding.nodes[step] in facts(self.graph).flattened
 
     def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
         """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""

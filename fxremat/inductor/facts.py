@@ -41,6 +41,8 @@ class Facts:
         sequences: For each convolution over sequences, and its gradient, the places of its operands that do
             not lie in the order of their sizes, if there are any.
         images: The sizes of values that are images of several points, in graphs with convolutions.
+        flattened: Indices of those that are computed in loops and have a view that is none, such as one with
+            all points in a dimension: where they are stored, they lie in the order of their sizes.
         weights: The inputs that convolutions have as weights, and the gradients of these that a convolution's
             gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
@@ -61,6 +63,7 @@ class Facts:
     copied_bytes: Mapping[int, int]
     sequences: Mapping[int, Sequence[int]]
     images: Mapping[int, Sequence[int]]
+    flattened: frozenset[int]
     weights: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
     shown: Shown = NOTHING
@@ -96,6 +99,7 @@ def _facts(graph: JointGraph) -> Facts:
     each = tuple(enumerate(graph.fx_nodes))
     convolutions = frozenset(index for index, node in each if ops.has_convolution(node))
     inputs = range(graph.num_inputs) if convolutions else ()
+    images = dict(_images(graph)) if convolutions else {}
     return Facts(
         kinds,
         viewed,
@@ -109,7 +113,8 @@ def _facts(graph: JointGraph) -> Facts:
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: copied for index in convolutions if (copied := _sequences(graph, index))},
-        dict(_images(graph)) if convolutions else {},
+        images,
+        frozenset(_flattened(graph, viewed, images)),
         _weights(graph) if convolutions else {},
     )
 
@@ -121,6 +126,17 @@ def _images(graph: JointGraph) -> Iterable[tuple[int, Sequence[int]]]:
             sizes = [graphs.hint(size) or 1 for size in value.shape]
             if sizes[2] * sizes[3] > 1:
                 yield place, sizes
+
+
+def _flattened(
+    graph: JointGraph, viewed: Sequence[int | None], images: Mapping[int, Sequence[int]]
+) -> Iterable[int]:
+    for index, place in enumerate(viewed) if images else ():
+        if place is None or index in images:
+            continue
+        shown = graph.nodes[index].operands[place]
+        if shown in images and graph.loops[shown].kind is Kind.POINTWISE:
+            yield shown
 
 
 def _weights(graph: JointGraph) -> dict[int, int]:

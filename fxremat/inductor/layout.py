@@ -9,7 +9,7 @@ gradient, the part is copied, and the value needs no buffer for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -17,7 +17,7 @@ from torch import fx
 from fxremat._torch import compilers, graphs, lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.schedule import Binding
+from fxremat.graph.schedule import Binding, bind_nodes
 from fxremat.inductor.facts import facts
 
 
@@ -75,6 +75,18 @@ def works_channels_last(graph: JointGraph, binding: Binding, part: range) -> boo
         found = compilers.lays_out_channels_last(nodes)
         known.works_channels_last[key] = found
     return found
+
+
+def layouts(graph: JointGraph) -> Mapping[int, Hashable]:
+    """How images lie that are stored: nothing is written over one that lies otherwise.
+
+    What is known before there is a schedule, of graphs whose convolutions work channels last.
+    """
+    known = facts(graph)
+    own = bind_nodes(graph, range(graph.num_inputs, len(graph.nodes))) if known.images else None
+    if own is None or not works_channels_last(graph, own, range(own.boundary)):
+        return {}
+    return {node: (*sizes, node in known.flattened) for node, sizes in known.images.items()}
 
 
 def parts_read(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dict[int, list[int]]:

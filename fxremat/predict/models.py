@@ -14,7 +14,7 @@ operators that could be fused or could write over an operand: there all three sa
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from fxremat import given
@@ -24,7 +24,7 @@ from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
 from fxremat.inductor.concatenation import is_in_slices
-from fxremat.inductor.layout import after_bytes, arranged_convolutions, input_copies, is_settled
+from fxremat.inductor.layout import after_bytes, arranged_convolutions, input_copies, is_settled, layouts
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
 from fxremat.memory.liveness import MemoryProfile, profile_of
@@ -82,6 +82,10 @@ class MemoryModel(abc.ABC):
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """Seconds that a run of a node takes at least, whatever the schedule."""
         return costs.of_node(graph, node)
+
+    def layouts(self, graph: JointGraph) -> Mapping[int, Hashable]:
+        """How nodes' values lie, if it is known: nothing is written over one that lies otherwise."""
+        return {}
 
     def may_overwrite(self, graph: JointGraph, node: int) -> bool:
         """Whether a node's result takes the place of an operand in some schedule."""
@@ -161,6 +165,10 @@ class Inductor(MemoryModel):
     def least_seconds(self, graph: JointGraph, costs: Costs, node: int) -> float:
         """All that it reads and writes may stay in registers."""
         return costs.fixed[node]
+
+    def layouts(self, graph: JointGraph) -> Mapping[int, Hashable]:
+        """Those of images."""
+        return layouts(graph)
 
     def may_overwrite(self, graph: JointGraph, node: int) -> bool:
         """A loop writes over what it reads last; an external kernel doesn't, nor loops that write slices."""

@@ -17,7 +17,7 @@ The proofs contract a graph by a stricter rule: see ``proof/moves.py``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -280,6 +280,8 @@ class _Condenser:
         self.costs = costs
         self.buffers: dict[int, int] = {}  # of each storage, in order of making
         self.bytes: list[int] = []  # of each buffer
+        self.layouts = self.model.layouts(graph)
+        self.lying: dict[int, Hashable] = {}  # the layouts of buffers
         returned = frozenset(graph.outputs)
         self.inlined = frozenset(node for node in inlined if self._may_be_free(node, returned))
         self.is_free: list[bool] = []
@@ -318,6 +320,10 @@ class _Condenser:
                 self.buffers[storage] = len(maker)
                 self.bytes.append(self.storage_bytes[storage] if storage >= 0 else 0)
                 maker.append(index)
+        for node, layout in self.layouts.items():
+            each = graph.nodes[node]
+            made = each.creates if each.leader is None else each.views
+            self.lying |= {self.buffers[storage]: layout for storage in made if storage in self.buffers}
         returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
         return Condensed(
             graph,
@@ -404,7 +410,12 @@ class _Condenser:
             return ()
         if self.model.fuses:
             size = graph.node_bytes(node) if self.model.may_overwrite(graph, node) else None
-            return tuple(each for each in read if self.bytes[each] == size)
+            own = self.layouts.get(node)
+            return tuple(
+                each
+                for each in read
+                if self.bytes[each] == size and (own is None or self.lying.get(each, own) == own)
+            )
         found = []
         for position in graph.writable_operands[node]:
             operand = graph.nodes[graph.nodes[node].operands[position]]

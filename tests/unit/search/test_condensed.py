@@ -14,6 +14,7 @@ from graphs import chain, few, joint_graphs, networks, problem, unread_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 from models import case, fresh
+from networks import Residual
 from optima import advancing
 from programs import Network, traced
 from torch import nn
@@ -22,11 +23,13 @@ import fxremat
 from fxremat.driver.pipeline import make_problem
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
+from fxremat.graph.ops import is_convolution_gradient
 from fxremat.graph.schedule import prune, validate
+from fxremat.inductor.facts import facts
 from fxremat.memory.lowering import Copies
 from fxremat.planners.auto import _variants
 from fxremat.predict.cost import Costs
-from fxremat.predict.models import EVERY_VALUE, INDUCTOR, profile
+from fxremat.predict.models import EVERY_VALUE, INDUCTOR, Inductor, profile
 from fxremat.predict.problem import Problem
 from fxremat.search import row
 from fxremat.search.baseline import default_plan
@@ -197,6 +200,26 @@ def test_copies_for_convolutions_count(name: str) -> None:
     plan = followed(condensed, stated.identity("a test").schedule)
     more = profile_of_plan(condensed, plan).live - profile_of_plan(without, plan).live
     assert more[condensed.boundary_of(plan) - 1] == weights and more[-1] < weights
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_nothing_is_written_over_what_lies_otherwise(is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group normalisation's gradient lies in the order of sizes, those of convolutions channels last."""
+    if not is_known:
+        monkeypatch.setattr(Inductor, "layouts", lambda self, graph: {})
+    blocks = (Residual(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.GELU()) for _ in range(2))
+    network, images = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks), torch.randn(2, 3, 16, 16)
+    graph = fxremat.capture(network, images, loss=torch.sum, compiler="inductor")
+    stated = make_problem(graph, fusion="inductor")
+    inlined, _ = _variants(stated, default_plan(stated))[0]
+    condensed, flattened = condense(graph, stated.costs, stated.model, inlined), facts(graph).flattened
+    makers = (
+        condensed.operators[condensed.maker[buffer]].members[0]
+        for operator in condensed.operators
+        if operator.members[0] in flattened
+        for buffer in operator.overwrites
+    )
+    assert any(is_convolution_gradient(graph.fx_nodes[node]) for node in makers) != is_known
 
 
 @pytest.mark.parametrize("budget", [400_000, 500_000])
