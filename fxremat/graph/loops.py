@@ -268,12 +268,19 @@ def _reduces_innermost(node: fx.Node) -> bool:
     """Whether the dimensions that a reduction goes through are the last ones, or all."""
     if packet(node) is aten.bmm:
         return all(tensor.shape[2] == 1 for tensor in tensors(node.meta.get("val")))
+    found = _reduced(node)
+    return found is None or found[1] == set(range(found[0].dim() - len(found[1]), found[0].dim()))
+
+
+def _reduced(node: fx.Node) -> tuple[torch.Tensor, set[int]] | None:
+    """What a reduction reads, if that is known, and the dimensions that it goes through."""
     dims, operand = argument(node, "dim"), next(iter(node.all_input_nodes), None)
     tensor = None if operand is None else next(tensors(operand.meta.get("val")), None)
-    if dims is None or tensor is None:
-        return True
-    reduced = {dim % max(tensor.dim(), 1) for dim in ([dims] if isinstance(dims, int) else dims)}
-    return not reduced or reduced == set(range(tensor.dim() - len(reduced), tensor.dim()))
+    if tensor is None:
+        return None
+    every = range(tensor.dim())
+    given = [dims] if isinstance(dims, int) else dims
+    return tensor, {every[dim] for dim in given} if given and every else set(every)
 
 
 def _elements(node: fx.Node) -> int:
@@ -304,12 +311,13 @@ def _has_vector(node: fx.Node) -> bool:
 
 def unrolled(node: fx.Node) -> int:
     """Of how many elements each of a reduction's is computed without a loop; 1 where there is one."""
-    if packet(node) not in _UNROLLED:
+    found = _reduced(node) if packet(node) in _UNROLLED else None
+    if found is None or (found[0].device.type == "cpu" and _elements(node) == 1):
         return 1
-    read, written = max(map(_elements, node.all_input_nodes), default=1), _elements(node)
-    each = read // max(written, 1)
-    is_lone = written == 1 and next(tensors(node.meta.get("val"))).device.type == "cpu"
-    return each if each < MAX_UNROLLED and not is_lone else 1
+    tensor, dims = found
+    sizes = [tensor.shape[dim] for dim in dims]
+    is_fixed = all(isinstance(size, int) for size in sizes)
+    return math.prod(sizes) if is_fixed and 0 < math.prod(sizes) < MAX_UNROLLED else 1
 
 
 def is_loop(node: fx.Node) -> bool:

@@ -18,7 +18,8 @@ from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import works_channels_last
 
-Place = tuple[int, ...]  # the nodes through which a value is read that show parts of it, or move them
+# The nodes through which a value is read that show parts of it, or move them, and which of its parts.
+Place = tuple[tuple[int, int], ...]
 
 MOST = 100  # Inductor's own limit for loops that read no two buffers
 
@@ -76,9 +77,7 @@ class Operations:
             count += loop.operations
             numbers.update(loop.numbers)
             for operand, read in zip(operands, self._binding.reads[each], strict=True):
-                is_moved = loop.is_moving and not (loop.is_gather and operand != operands[0])
-                for part in range(loop.unrolled):
-                    inside = (*place, position, part) if is_moved else place
+                for inside in self._places(position, operand, place):
                     if read is None:
                         found.add((~operand, inside))
                         continue
@@ -91,6 +90,20 @@ class Operations:
                         stack.append(at)
         return count + len(found) + len(numbers), len(found)
 
+    def _places(self, position: int, operand: int, place: Place) -> list[Place]:
+        """The places of an operand that a node reads which computes at one.
+
+        What is broadcast is taken for the same wherever a gather reads, as the factors of an image's channels
+        are at all of its points.
+        """
+        loops = self._graph.loops
+        loop = loops[position]
+        if loop.is_moving and not (loop.is_gather and operand != self._graph.nodes[position].operands[0]):
+            return [(*place, (position, part)) for part in range(loop.unrolled)]
+        if place and loops[operand].elements < loop.elements:
+            place = tuple(each for each in place if not loops[each[0]].is_gather)
+        return [place]
+
     @functools.cached_property
     def _works_channels_last(self) -> bool:
         return works_channels_last(self._graph, self._binding, range(self._binding.boundary))
@@ -100,7 +113,7 @@ class Operations:
 
         So do those of images that are computed, where these lie channels last, if they regroup their sizes.
         """
-        images, found = facts(self._graph).images, list[int]()
+        images, found = facts(self._graph).images, list[tuple[int, int]]()
         while self._bases[step] != step:
             position = self._binding.nodes[step]
             source = self._binding.reads[step][self._viewed[position] or 0]
@@ -110,6 +123,6 @@ class Operations:
             is_part = self._graph.loops[position].elements < self._graph.loops[shown].elements
             is_regrouped = not is_realized and shown in images and images.get(position) != images[shown]
             if is_part or (is_regrouped and self._works_channels_last):
-                found.append(position)
+                found.append((position, 0))
             step = source
         return tuple(found)

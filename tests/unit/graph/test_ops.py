@@ -11,6 +11,7 @@ import pytest
 import torch
 from graphs import Sketch
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -162,6 +163,13 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
 def test_loops(target: Any, args: tuple[Any, ...], expected: Loop) -> None:
     """A loop runs over what it writes, a reduction over what it reads, unless that is short."""
     assert loops.loop(node(target, *args)) == expected
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("fake", 4), ("symbolic", 1)])
+def test_reductions_of_sizes_that_may_change_have_a_loop(mode: str, expected: int) -> None:
+    """Their size when they were traced says nothing of how long they are."""
+    traced = make_fx(lambda x: x.sum(0), tracing_mode=mode)(torch.empty(4, 6))
+    assert [loops.unrolled(each) for each in traced.graph.nodes if ops.packet(each) is aten.sum] == [expected]
 
 
 def test_batched_products_with_a_vector_are_loops_on_a_cpu() -> None:
