@@ -137,7 +137,7 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
         (aten.sum.dim_IntList, (LONG, [0]), Loop(Kind.REDUCTION, 72, Reduction(72, 9, is_inner=False))),
         (aten.sum.dim_IntList, (X, [0]), Loop(Kind.POINTWISE, 6, is_moving=True, unrolled=4, operations=3)),
         (aten.mean.dim, (X, [1]), Loop(Kind.POINTWISE, 4, is_moving=True, unrolled=6, operations=6)),
-        (aten.amax.default, (torch.empty(3), [0]), Loop(Kind.REDUCTION, 3, Reduction(3, 1))),
+        (aten.amax.default, (torch.zeros(3), [0]), Loop(Kind.REDUCTION, 3, Reduction(3, 1))),
         (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16, is_product=True)),
         (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True, is_moving=True, operations=12)),
         (aten.slice_scatter.default, (X, X), Loop(Kind.POINTWISE, 24, is_moving=True, operations=2)),
