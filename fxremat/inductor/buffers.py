@@ -163,9 +163,14 @@ class Buffers:
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
 
     def _is_in_order(self, step: int) -> bool:
-        """Whether an image is stored in the order of its sizes."""
+        """Whether an image is stored in the order of its sizes, and not as convolutions of its graph work."""
         is_own = self.inlining.is_dear[step] and self.inlining.realized_at[step] == step
-        return is_own and self.binding.nodes[step] in facts(self.graph).flattened
+        is_shown = is_own and self.binding.nodes[step] in facts(self.graph).flattened
+        return is_shown and step not in self._channels_last
+
+    @functools.cached_property
+    def _channels_last(self) -> frozenset[int]:
+        return channels_last(self.graph, self.binding, self.grouping.recomputation.waiting)
 
     def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
         """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""
@@ -184,7 +189,7 @@ class Buffers:
         feeders = self.grouping.feeders
         if not feeders:
             return {}
-        channels = channels_last(self.graph, self.binding, self.grouping.recomputation.waiting)
+        channels = self._channels_last
         reads = {read for step in feeders for read in self.binding.reads[step] if read is not None}
         free = frozenset(read for read in reads if self._has_free_layout(read, read in channels))
         return held_operands(self.graph, self.binding, feeders, free, self.inlining.readers)
