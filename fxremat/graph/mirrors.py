@@ -42,18 +42,25 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[
 
 def expand_bound(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[str] = ()) -> Binding:
     """What ``expand`` makes, resolved already."""
+    own, order = range(graph.num_inputs, len(graph.nodes)), placed(graph, mirror_counts, early)
+    binding = bind_nodes(graph, order)
+    return binding if order == own else pruned(graph, binding)
+
+
+def placed(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[str] = ()) -> Sequence[int]:
+    """The nodes that ``expand`` has run, in order, those included whose values nobody reads."""
     check_graph(graph)
     counts = _effective_counts(graph, mirror_counts)
     moved = _with_deferred_operands(graph, early)
     if not any(counts) and not moved:
-        return bind_nodes(graph, range(graph.num_inputs, len(graph.nodes)))
+        return range(graph.num_inputs, len(graph.nodes))
     placement = _Placement(graph, counts, moved)
     for node in range(graph.boundary, len(graph.nodes)):
         if graph.nodes[node].phase is Phase.BACKWARD or graph.nodes[node].ordered:
             placement.place(node)
     for output in graph.outputs:
         placement.place(output)
-    return pruned(graph, bind_nodes(graph, placement.order))
+    return placement.order
 
 
 def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> list[int]:

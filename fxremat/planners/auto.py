@@ -23,15 +23,18 @@ theirs is better; of a large graph those are that nothing beats in the condensed
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.collector import collector_paused
+from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
-from fxremat.graph.mirrors import expand
+from fxremat.graph.mirrors import placed
 from fxremat.graph.nodes import Phase
 from fxremat.graph.schedule import Schedule
 from fxremat.planners import drop_cheap, keep_all, min_cut, recursive, revolve, sublinear
-from fxremat.predict.problem import Problem, Solution, pareto, progress
+from fxremat.predict.problem import LEAST, Problem, Solution, pareto, progress
 from fxremat.proof import search
 from fxremat.search.baseline import default_plan
 from fxremat.search.condensed import condense
@@ -47,6 +50,7 @@ REFINED, REFINED_NODES = 0.4, 600  # plans that are refined for a try, and in gr
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 STEPS_OF_REVOLVE = 30_000  # of its plans together, which are starts
+MAY_BE_LEAST = 1.25  # how much higher than the lowest plan weighed another may seem that could be lower
 MOST_SEEMING = 4  # of these: how many are weighed, those that seem lowest
 
 
@@ -58,25 +62,27 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     tries = _tries(problem, len(graph.nodes))
     has_time = tries >= ENOUGH_TRIES
     recipes = _recipes(problem) if has_time else ()
-    known = [each.schedule for each in recipes]
+    known = [_nodes(graph, each.schedule) for each in recipes]
     if problem.budgets != () and not has_time:
-        known = _schedules(problem)
+        known = _starts(problem)
     fuses = problem.model.on(graph).fuses
     asked = () if fuses else problem.budgets or ()  # a compiler's plans are refined around a budget instead
-    schedules: dict[Schedule, None] = {}
+    seeming: dict[Schedule, int] = {}  # the peaks that plans seem to have in the condensed graph
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for (inlined, joins_calls), share in zip(variants, _shares(problem, tries, len(variants)), strict=False):
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls, copies)
         row = Row(condensed, share, [followed(condensed, each) for each in known], asked)
-        schedules |= dict.fromkeys(map(condensed.schedule, row.plans()))
-    found = [problem.evaluate_needed(each, "auto") for each in progress(schedules, "weighing plans")]
-    found = [each for each in found if problem.allows(each.schedule)]
+        for operators in row.plans():
+            seeming.setdefault(condensed.schedule(operators), peak_bytes(condensed, operators))
+    found = list(_weighed(problem, seeming, tries))
     if not found:
         found.append(problem.identity("auto"))
     if has_time:
         found += recipes
         others = revolve.schedules(problem, STEPS_OF_REVOLVE)
-        lowest = sorted(others, key=lambda each: peak_bytes(condensed, followed(condensed, each)))
+        lowest = sorted(
+            others, key=lambda each: peak_bytes(condensed, followed(condensed, _nodes(graph, each)))
+        )
         found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_SEEMING]]
     found += [default, *_proved(problem, len(condensed.operators))]
     if fuses and problem.budgets != ():  # else the condensed graph has said all
@@ -88,18 +94,36 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     return (default, *pareto(found))
 
 
+def _weighed(problem: Problem, seeming: Mapping[Schedule, int], tries: int) -> Iterator[Solution]:
+    """The plans that obey; of a very large graph, for the least memory, those alone that may take it."""
+    least = math.inf
+    lowest_first = sorted(seeming, key=lambda each: seeming[each])
+    for schedule in progress(lowest_first, "weighing plans"):
+        if not tries and problem.budgets == (LEAST,) and seeming[schedule] > MAY_BE_LEAST * least:
+            return
+        found = problem.evaluate_needed(schedule, "auto")
+        if problem.allows(found.schedule):
+            least = min(least, found.peak_bytes)
+            yield found
+
+
 def _recipes(problem: Problem) -> tuple[Solution, ...]:
     """The plans of the planners that follow a recipe, but for ``revolve``'s: too many to start from."""
     recipes = (keep_all, drop_cheap, min_cut, sublinear, recursive)
     return tuple(itertools.chain.from_iterable(each.plan(problem) for each in recipes))
 
 
-def _schedules(problem: Problem) -> list[Schedule]:
-    """The plans of the same but for ``min_cut``'s, and not what they take."""
+def _nodes(graph: JointGraph, schedule: Schedule) -> Sequence[int]:
+    """The nodes of a schedule."""
+    return [graph.index[name] for name in schedule]
+
+
+def _starts(problem: Problem) -> list[Sequence[int]]:
+    """The nodes that the plans of the same run but for ``min_cut``'s, and not what they take."""
     graph = problem.graph
     counts = [{}, drop_cheap.mirror_counts(problem), *sublinear.mirror_counts(graph)]
     counts += (each for cuts in recursive.CUTS_PER_PART for each in recursive.mirror_counts(graph, cuts))
-    return [expand(graph, each) for each in counts]
+    return [placed(graph, each) for each in counts]
 
 
 def _tries(problem: Problem, nodes: int) -> int:

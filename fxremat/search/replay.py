@@ -13,10 +13,9 @@ from fxremat.search.condensed import Condensed
 from fxremat.search.profile import lives
 
 
-def followed(condensed: Condensed, schedule: Iterable[str]) -> tuple[int, ...]:
-    """The plan that a schedule stands for: its operators in its order, free nodes left out."""
+def followed(condensed: Condensed, nodes: Iterable[int]) -> tuple[int, ...]:
+    """The plan that a schedule of nodes stands for: its operators in its order, free nodes left out."""
     place = {operator.members[0]: index for index, operator in enumerate(condensed.operators)}
-    nodes = map(condensed.graph.index.__getitem__, schedule)
     plan = obedient(condensed, [place[node] for node in nodes if node in place])
     return tuple(without_unread(condensed, plan))
 

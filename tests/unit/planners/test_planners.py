@@ -33,7 +33,7 @@ from fxremat.planners import PLANNERS, auto, revolve
 from fxremat.planners.recursive import counts_of, split, with_cuts
 from fxremat.planners.sublinear import algorithm_3, budgets
 from fxremat.predict.models import profile
-from fxremat.predict.problem import Problem, Solution, pareto
+from fxremat.predict.problem import LEAST, Problem, Solution, pareto
 from fxremat.search.cuts import candidates, crossing, forward_lives, mirror_everything_but
 
 OF_ANY_SIZE = [name for name in PLANNERS if name != "exact"]  # that one proves plans of small graphs
@@ -342,6 +342,21 @@ def test_revolve_keeps_what_may_not_run_again() -> None:
     order = revolve.schedule(graph, places, 2)
     validate(graph, order)
     assert order.count("f4") == order.count("f9") == 1 and order.count("f5") > 1
+
+
+@pytest.mark.parametrize(
+    ("tries", "asked", "weighed"), [(0, (LEAST,), 2), (0, (400,), 3), (0, None, 3), (1, (LEAST,), 3)]
+)
+def test_what_cannot_be_the_least_is_not_weighed(
+    tries: int, asked: tuple[int, ...] | None, weighed: int
+) -> None:
+    """Where there is time for no tries, and the least memory alone is asked for: a quarter more says so."""
+    stated = replace(problem(chain(6)), budgets=asked)
+    own = identity(stated.graph)
+    peak = stated.evaluate(own, "a test").peak_bytes
+    others = [stated.mirror({f"f{at}": 1}, "a test").schedule for at in (1, 2)]
+    seeming = {own: peak, others[0]: round(1.2 * peak), others[1]: round(1.3 * peak)}
+    assert len(list(auto._weighed(stated, seeming, tries))) == weighed
 
 
 def test_the_sublinear_plan_of_a_network() -> None:

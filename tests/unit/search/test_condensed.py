@@ -24,7 +24,7 @@ from fxremat.driver.pipeline import make_problem
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.ops import is_convolution_gradient
-from fxremat.graph.schedule import prune, validate
+from fxremat.graph.schedule import bind, prune, validate
 from fxremat.inductor.facts import facts
 from fxremat.memory.lowering import Copies
 from fxremat.planners.auto import _variants
@@ -59,7 +59,7 @@ def check(stated: Problem, condensed: Condensed, plan: tuple[int, ...]) -> None:
     """A plan is a valid schedule, and takes what its runs say, once those are gone that nobody reads."""
     schedule = prune(stated.graph, condensed.schedule(without_unread(condensed, plan)))
     validate(stated.graph, schedule)
-    plan = followed(condensed, schedule)
+    plan = followed(condensed, bind(stated.graph, schedule).nodes)
     solution = stated.evaluate(schedule, "a test")
     counted = peak_bytes(condensed, plan)
     assert Runs(condensed, plan).peak_bytes == counted
@@ -160,7 +160,7 @@ def test_the_seconds_of_operators_are_about_those_of_their_kernels(name: str) ->
     for inlined, joins_calls in _variants(stated, default):
         condensed = condense(stated.graph, stated.costs, stated.model, inlined, joins_calls)
         assert min(condensed.each_seconds) >= 0
-        seconds = condensed.seconds(followed(condensed, default.schedule))
+        seconds = condensed.seconds(followed(condensed, stated.lowered(default)[0].nodes))
         assert default.seconds <= seconds <= 1.5 * default.seconds
 
 
@@ -197,7 +197,7 @@ def test_copies_for_convolutions_count(name: str) -> None:
     without, condensed = (
         condense(stated.graph, stated.costs, stated.model, copies=each) for each in (Copies(), copies)
     )
-    plan = followed(condensed, stated.identity("a test").schedule)
+    plan = followed(condensed, range(stated.graph.num_inputs, len(stated.graph.nodes)))
     more = profile_of_plan(condensed, plan).live - profile_of_plan(without, plan).live
     assert more[condensed.boundary_of(plan) - 1] == weights and more[-1] < weights
 
