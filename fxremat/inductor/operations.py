@@ -66,9 +66,7 @@ class Operations:
         stack: list[tuple[int, Place]] = [(step, ())]
         seen = set(stack)
         numbers: set[str] = set()
-        found: set[tuple[int, Place]] = (
-            set()
-        )  # buffers as numbers, inputs as negative ones, each with its place
+        found: set[tuple[int, Place]] = set()  # buffers, and inputs as negative numbers
         count = 0
         while stack and count + len(found) + len(numbers) <= MOST:
             each, place = stack.pop()

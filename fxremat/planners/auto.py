@@ -16,7 +16,8 @@ budget does not depend on it, hence a smaller budget never gives a higher peak; 
 is then filled, alike for all budgets in it: by refined plans or, where nothing is fused, in the row. The
 plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so that none of
 theirs is better; of a large graph those are that nothing beats in the condensed graph, and those of
-``min_cut`` and ``revolve`` are left out, which take long. Graphs of few operators have the plans of
+``min_cut`` and ``revolve`` are left out, which take long; of a very large one, for the least memory, only
+what seems lowest is weighed. Graphs of few operators have the plans of
 ``exact``. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
