@@ -80,7 +80,7 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "order": ((row, "memory_order", _own_order),),
     "values worth keeping": ((auto, "_variants", _first_variant),),
     "values computed again": ((auto, "_variants", _last_variant),),
-    "recipes": ((auto, "_recipes", lambda problem: ()), (auto, "_schedules", lambda problem: {})),
+    "recipes": ((auto, "_recipes", lambda problem: ()), (auto, "_starts", lambda problem: {})),
     "copies": ((models.Inductor, "copies", lambda *rest: Copies()),),
     "refinement": ((auto, "refine", lambda problem, solutions, evaluations: []),),
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),

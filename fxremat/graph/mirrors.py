@@ -42,9 +42,9 @@ def expand(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[
 
 def expand_bound(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[str] = ()) -> Binding:
     """What ``expand`` makes, resolved already."""
-    own, order = range(graph.num_inputs, len(graph.nodes)), placed(graph, mirror_counts, early)
+    order = placed(graph, mirror_counts, early)
     binding = bind_nodes(graph, order)
-    return binding if order == own else pruned(graph, binding)
+    return binding if isinstance(order, range) else pruned(graph, binding)
 
 
 def placed(graph: JointGraph, mirror_counts: Mapping[str, int], early: Iterable[str] = ()) -> Sequence[int]:
