@@ -196,7 +196,7 @@ def loop(node: fx.Node) -> Loop:
     if lowered is Kind.REDUCTION:
         read = max(map(_elements, node.all_input_nodes), default=elements)
         return Loop(Kind.REDUCTION, read, Reduction(read, elements, _reduces_innermost(node)))
-    operator = packet(node)
+    operator, parts = packet(node), unrolled(node)
     is_add = operator is aten.scatter_add
     is_scatter = is_add and graphs.scatters_apart(node.meta["val"], argument(node, "src").meta["val"])
     is_put = (is_add and not is_scatter) or (operator in _PUTS and _adds_atomically(node))
@@ -211,9 +211,9 @@ def loop(node: fx.Node) -> Loop:
         is_draw=operator is prims.inductor_random,
         is_scatter=is_scatter,
         is_put=is_put,
-        is_moving=operator in _MOVING or unrolled(node) > 1,
+        is_moving=operator in _MOVING or parts > 1,
         is_gather=operator in _GATHERS,
-        unrolled=unrolled(node),
+        unrolled=parts,
         operations=0 if lowered is Kind.VIEW else _operations(node),
         numbers=tuple(dict.fromkeys(_numbers(node))),
     )

@@ -147,18 +147,14 @@ class Buffers:
         """Whether the elements of two values of one size may lie in the same order.
 
         Where images lie channels last, those of several images do not that are the channels of one in the
-        other value, nor does what was added at places that are computed.
+        other value, nor do two of which one lies in the order of its sizes, nor does what was added at places
+        that are computed.
         """
         images, nodes, inlining = facts(self.graph).images, self.binding.nodes, self.inlining
-        if (
-            nodes[step] in images
-            and nodes[leaf] in images
-            and self._is_in_order(step) != self._is_in_order(leaf)
-        ):
-            return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
         first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, leaf))
         is_added = inlining.loops[leaf].is_put or inlining.loops[leaf].is_scatter
-        if first is None or ((first == second or second is None) and not is_added):
+        is_ordered_alike = second is None or self._is_in_order(step) == self._is_in_order(leaf)
+        if first is None or (second in (None, first) and is_ordered_alike and not is_added):
             return True
         return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
 

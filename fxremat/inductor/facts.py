@@ -42,7 +42,8 @@ class Facts:
             not lie in the order of their sizes, if there are any.
         images: The sizes of values that are images of several points, in graphs with convolutions.
         flattened: Indices of those that are computed in loops and have a view that is none, such as one with
-            all points in a dimension: where they are stored, they lie in the order of their sizes.
+            all points in a dimension: where they are stored, they lie in the order of their sizes, unless
+            convolutions of the same graph lead to them.
         weights: The inputs that convolutions have as weights, and the gradients of these that a convolution's
             gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which

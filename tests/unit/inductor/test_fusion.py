@@ -288,7 +288,7 @@ def test_short_sums_are_computed_inside_unless_they_read_much(parts: int) -> Non
 
 
 def test_what_a_view_names_the_strides_of_is_stored() -> None:
-    """Where it stands, though products alone read it, and each for itself could have it in a buffer."""
+    """Where it stands; what another view shows is computed inside of the sum that reads both."""
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         strided, viewed = torch.abs(x), torch.abs(w)

@@ -268,9 +268,7 @@ def test_gradients_of_single_channels_take_the_room_that_a_plan_has(monkeypatch:
     model = nn.Sequential(nn.Conv2d(3, 48, 4, 4), nn.GELU(), nn.BatchNorm2d(48), *(block() for _ in range(4)))
     images = torch.randn(8, 3, 96, 96)
     count, report = compiled()
-    allowed_bytes = (
-        report.solution.peak_bytes + 1024
-    )  # numbers for a channel each lie in a buffer more or less
+    allowed_bytes = report.solution.peak_bytes + 1024  # a buffer with a number for each channel, more or less
     assert report.lowered_peak_bytes is not None and report.lowered_peak_bytes <= allowed_bytes
     steps = len(report.solution.schedule)
     monkeypatch.setattr(Compilation, "spare_bytes", lambda self: [sys.maxsize] * steps)
