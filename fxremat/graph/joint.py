@@ -205,6 +205,17 @@ class JointGraph:
         return tuple(map(tuple, readers))
 
     @functools.cached_property
+    def computed_operands(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each node, its operands that are no inputs, and the operators whose outputs they are."""
+        operators: list[int] = []
+        for position, node in enumerate(self.nodes):
+            operators.append(position if node.leader is None else operators[node.leader])
+        return tuple(
+            tuple((each, operators[each]) for each in node.operands if each >= self.num_inputs)
+            for node in self.nodes
+        )
+
+    @functools.cached_property
     def fx_nodes(self) -> tuple[fx.Node, ...]:
         """The fx node behind each node; empty for a graph made of mappings."""
         if self.module is None:

@@ -72,14 +72,17 @@ def _effective_counts(graph: JointGraph, mirror_counts: Mapping[str, int]) -> li
             problem = f"a mirror count must be a whole number, 0 or more, got {shown(count)}"
             raise ScheduleError(name, None, problem)
         counts[graph.index[name]] = int(count)
-    for position, node in enumerate(graph.nodes):
-        at_most = counts[position] if node.at_most is None else node.at_most
-        counts[position] = max(min(counts[position], at_most), node.at_least)
-        if node.leader is not None:
-            counts[position] = counts[node.leader]
-        if node.keep is not None or not graph.num_inputs <= position < graph.boundary:
+    for position in range(graph.num_inputs, graph.boundary):
+        node = graph.nodes[position]
+        if node.keep is not None:
             counts[position] = 0
-    return counts
+        elif node.leader is not None:
+            counts[position] = counts[node.leader]
+        else:
+            at_most = counts[position] if node.at_most is None else node.at_most
+            counts[position] = max(min(counts[position], at_most), node.at_least)
+    others = len(graph.nodes) - graph.boundary
+    return [0] * graph.num_inputs + counts[graph.num_inputs : graph.boundary] + [0] * others
 
 
 def _with_deferred_operands(graph: JointGraph, early: Iterable[str]) -> list[int]:
@@ -157,44 +160,36 @@ class _Placement:
     def place(self, node: int) -> None:
         """Append the last copy of a node behind those of its ancestors that are missing."""
         last = operator_of(self.graph, node) * self.levels + self.counts[node]
-        if last in self.placed:
-            return
-        missing = {last}
-        stack = self._missing_operands(last)
+        if last not in self.placed:
+            missing = self._missing(last)
+            self.placed.update(missing)
+            for copy in missing:
+                self._append(copy)
+
+    def _missing(self, last: int) -> list[int]:
+        """A copy and its ancestors that are not placed, in order; those of outputs are their operators'."""
+        placed, counts, levels, boundary = self.placed, self.counts, self.levels, self.graph.boundary
+        computed_operands = self.graph.computed_operands
+        missing, stack = {last}, [last]
         while stack:
-            copy = stack.pop()
-            if copy not in missing:
-                missing.add(copy)
-                stack += self._missing_operands(copy)
-        for copy in sorted(missing):
-            self._append(copy)
+            position, level = divmod(stack.pop(), levels)
+            for operand, operator in computed_operands[position]:
+                count = counts[operand]
+                if level < count and position < boundary:
+                    count = level
+                copy = operator * levels + count
+                if copy not in placed and copy not in missing:
+                    missing.add(copy)
+                    stack.append(copy)
+        return sorted(missing)
 
     def _append(self, copy: int) -> None:
+        """Let a copy of an operator run, and pick of its outputs."""
         nodes = self.graph.nodes
         position, level = divmod(copy, self.levels)
         while True:
             if level == 0 or nodes[position].keep is None:
                 self.order.append(position)
-                self.placed.add(position * self.levels + level)
             position += 1
             if position == len(nodes) or nodes[position].leader is None:
                 return
-
-    def _missing_operands(self, copy: int) -> list[int]:
-        """The copies that a copy reads and are not placed, each by the operator that it is placed with."""
-        nodes, counts = self.graph.nodes, self.counts
-        position, level = divmod(copy, self.levels)
-        is_last = position >= self.graph.boundary
-        found = []
-        for operand in nodes[position].operands:
-            if operand < self.graph.num_inputs:
-                continue
-            count = counts[operand]
-            if not is_last and level < count:
-                count = level
-            if nodes[operand].leader is not None:
-                operand = operator_of(self.graph, operand)
-            read = operand * self.levels + count
-            if read not in self.placed:
-                found.append(read)
-        return found

@@ -68,14 +68,15 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         known = _starts(problem)
     fuses = problem.model.on(graph).fuses
     asked = () if fuses else problem.budgets or ()  # a compiler's plans are refined around a budget instead
+    reach = MAY_BE_LEAST if not tries and problem.budgets == (LEAST,) else math.inf
     seeming: dict[Schedule, int] = {}  # the peaks that plans seem to have in the condensed graph
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for (inlined, joins_calls), share in zip(variants, _shares(problem, tries, len(variants)), strict=False):
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls, copies)
-        row = Row(condensed, share, [followed(condensed, each) for each in known], asked)
+        row = Row(condensed, share, [followed(condensed, each) for each in known], asked, reach)
         for operators in row.plans():
             seeming.setdefault(condensed.schedule(operators), peak_bytes(condensed, operators))
-    found = list(_weighed(problem, seeming, tries))
+    found = list(_weighed(problem, seeming, reach))
     if not found:
         found.append(problem.identity("auto"))
     if has_time:
@@ -95,12 +96,12 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     return (default, *pareto(found))
 
 
-def _weighed(problem: Problem, seeming: Mapping[Schedule, int], tries: int) -> Iterator[Solution]:
-    """The plans that obey; of a very large graph, for the least memory, those alone that may take it."""
+def _weighed(problem: Problem, seeming: Mapping[Schedule, int], reach: float) -> Iterator[Solution]:
+    """The plans that obey, without those that seem so much higher than the lowest one that was weighed."""
     least = math.inf
     lowest_first = sorted(seeming, key=lambda each: seeming[each])
     for schedule in progress(lowest_first, "weighing plans"):
-        if not tries and problem.budgets == (LEAST,) and seeming[schedule] > MAY_BE_LEAST * least:
+        if seeming[schedule] > reach * least:
             return
         found = problem.evaluate_needed(schedule, "auto")
         if problem.allows(found.schedule):

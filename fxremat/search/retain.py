@@ -57,6 +57,7 @@ class Runs:
         self.previous: list[int | None] = []  # the run of the same operator before
         self.reads: list[dict[int, int]] = []  # buffer: the run that made it
         self.readers: list[dict[int, list[int]]] = []  # buffer made: the runs that read it, in order
+        self.reads_of: list[int] = []  # how often runs read what a run made
         self._resolve()
         found = profile(condensed, plan)
         self.live, self.boundary, self.overwritten = Levels(found.live), found.boundary, found.overwritten
@@ -74,6 +75,7 @@ class Runs:
             for buffer in operator.reads:
                 read[buffer] = source = latest[buffer]
                 readers[source][buffer].append(run)
+                self.reads_of[source] += 1
             self.reads.append(read)
             before = latest_run.get(self.indices[run])
             self.previous.append(before)
@@ -83,6 +85,7 @@ class Runs:
                 made[buffer] = []
                 latest[buffer] = run
             readers.append(made)
+            self.reads_of.append(0)
 
     def _taken_by(self, source: int, buffer: int) -> int | None:
         """The run that takes the place of a buffer, if any."""
@@ -108,8 +111,13 @@ class Runs:
     def by_worth(self) -> list[int]:
         """The recomputations, those that take the most seconds per byte first, what serves them included."""
 
+        size = self.condensed.size
+
         def worth(run: int) -> tuple[float, int]:
-            held = sum(self.condensed.size[buffer] for buffer, by in self.readers[run].items() if by)
+            held = 0
+            for buffer, by in self.readers[run].items():
+                if by:
+                    held += size[buffer]
             return (-self._seconds(run) / held if held else -np.inf, run)
 
         again = [r for r, before in enumerate(self.previous) if before is not None and self.is_there[r]]
@@ -117,15 +125,12 @@ class Runs:
 
     def _seconds(self, run: int) -> float:
         """Seconds of a run and of the recomputations that serve it alone."""
-        total, stack, seen = 0.0, [run], {run}
+        total, stack = 0.0, [run]
         while stack:
             each = stack.pop()
             total += self.worths[self.indices[each]]
             for source in self.reads[each].values():
-                if self.previous[source] is None or source in seen:
-                    continue
-                if sum(map(len, self.readers[source].values())) == 1:
-                    seen.add(source)
+                if self.reads_of[source] == 1 and self.previous[source] is not None:
                     stack.append(source)
         return total
 
@@ -135,13 +140,14 @@ class Runs:
         operator = self.operators[run]
         if operator.must_repeat and before < self.boundary <= run:
             return False
-        needed = [buffer for buffer in self.readers[run] if self._is_needed(run, buffer)]
+        returned = self.returned
+        needed = [buffer for buffer, by in self.readers[run].items() if by or (run, buffer) in returned]
         if not needed:
             return True
         made = self.readers[before]
-        if any(buffer not in made for buffer in needed):
-            return False
         for buffer in needed:
+            if buffer not in made:
+                return False
             taken = self._taken_by(before, buffer)
             if taken is not None:
                 most = budget - self.condensed.size[buffer]
@@ -194,6 +200,7 @@ class Runs:
                 self.returned.remove((run, buffer))
                 self.returned.add((before, buffer))
             self.readers[before][buffer] = sorted(self.readers[before][buffer] + by)
+            self.reads_of[before] += len(by)
             for reader in by:
                 self.reads[reader][buffer] = before
         self._forget(run)
@@ -212,6 +219,7 @@ class Runs:
         for buffer, source in self.reads[run].items():
             last = self.death(source, buffer)
             self.readers[source][buffer].remove(run)
+            self.reads_of[source] -= 1
             self._change(self.death(source, buffer) + 1, last, -self.condensed.size[buffer])
             is_idle = not any(self._is_needed(source, made) for made in self.readers[source])
             if self.previous[source] is not None and is_idle and self.is_there[source]:

@@ -4,7 +4,7 @@ The budgets lie between the least that a plan can be found for and what keeping 
 them in equal ratios, half where time falls the most between two. Work is bounded in tries; a graph so large
 that it has none gets four budgets, with one run of ``evict`` each. With few tries the lowest plans that are
 known before are improved at their own peaks besides. Gaps of the row in which budgets lie that are asked for
-are filled, alike for all budgets in a gap.
+are filled, alike for all budgets in a gap. Where low plans alone serve, none is looked for further up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ FILLED = 3  # budgets in a gap in which one is asked for
 
 
 class Row:
-    """Plans for a row of budgets, within a number of tries; more where budgets are asked for."""
+    """Plans for a row of budgets, within a number of tries; more where budgets are asked for.
+
+    Args:
+        condensed: The graph.
+        tries: How many plans may be tried.
+        starts: Plans that are known before.
+        asked: Budgets whose gaps are filled.
+        reach: How much higher than the lowest plan that is known the budgets go at most.
+    """
 
     def __init__(
         self,
@@ -47,6 +55,7 @@ class Row:
         tries: int,
         starts: Iterable[tuple[int, ...]] = (),
         asked: Iterable[int] = (),
+        reach: float = math.inf,
     ) -> None:
         self.condensed = condensed
         self.asked = tuple(asked)
@@ -58,6 +67,7 @@ class Row:
         self.tables = tables.solve(condensed)
         self.starts = [self._plan(each) for each in starts]
         self.known = [*tables.spread(self.tables), *self.starts]
+        self.highest = reach * min([self.everything, *(each.peak_bytes for each in self.known)])
         fewest = MIN_BUDGETS if tries else LEAST_BUDGETS
         self.budget_count = max(fewest, min(MAX_BUDGETS, round(BUDGETS_PER_ROOT * math.sqrt(tries))))
         self.has_time = tries >= ENOUGH_TRIES
@@ -85,7 +95,7 @@ class Row:
         if self.has_time:
             found += (self._plan(each.operators) for each in self.known)
         else:
-            worth = pareto(self.known)[-MOST_IMPROVED:]
+            worth = [each for each in pareto(self.known)[-MOST_IMPROVED:] if each.peak_bytes <= self.highest]
             found += self.starts
             found += (self._improved(each.operators, each.peak_bytes) for each in worth)
         return dict.fromkeys(each.operators for each in pareto(found))
@@ -96,7 +106,8 @@ class Row:
         least = max(1, min([high, *(each.peak_bytes for each in self.known)]))
         count = self.budget_count // 2
         ratio = max(1.0, self.everything / least) ** (1 / count)
-        return sorted({least, *(round(least * ratio**step) for step in range(1, count + 1))})
+        further = (round(least * ratio**step) for step in range(1, count + 1))
+        return sorted({least, *(budget for budget in further if budget <= self.highest)})
 
     def _least_budget(self) -> int:
         """The least budget that ``evict`` can serve; with little time the least that a plan is known for.

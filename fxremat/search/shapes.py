@@ -159,7 +159,7 @@ class _Analysis:
         made = [buffer for index in range(local.forward) for buffer in local.makes[index]]
         self.bit = {buffer: 1 << place for place, buffer in enumerate(made)}
         self.maker_of_bit = [self.maker[buffer] for buffer in made]
-        self.makes = [self._mask(buffers) for buffers in local.makes]
+        self.others = [~self._mask(buffers) for buffers in local.makes]  # all that an operator does not make
         self.remakes = [self._mask(buffers) for buffers in local.remakes]
         self.feeds = [self._mask(buffers) for buffers in local.reads]
         self.wanted_late = self._mask(self.read_late)
@@ -200,23 +200,28 @@ class _Analysis:
 
     def _needed(self, wanted: int, at_hand: int) -> list[int]:
         """The operators that make the wanted buffers from those at hand, in order."""
-        maker, makes, feeds = self.maker_of_bit, self.makes, self.feeds
+        return self._making(wanted, ~at_hand)
+
+    def _making(self, wanted: int, absent: int) -> list[int]:
+        """The operators that make those of the wanted buffers that are absent, in order."""
+        maker, others, feeds = self.maker_of_bit, self.others, self.feeds
         found = []
-        missing = wanted & ~at_hand
+        missing = wanted & absent
         while missing:
             index = maker[missing.bit_length() - 1]
             found.append(index)
-            missing = missing & ~makes[index] | feeds[index] & ~at_hand
+            missing = missing & others[index] | feeds[index] & absent
         found.reverse()
         return found
 
     def _backward(self, at_hand: int) -> list[int]:
         """The backward's operators, each behind those that make what it misses."""
         order = []
+        absent = ~at_hand
         for index in range(self.local.forward, self.count):
-            for each in self._needed(self.feeds[index], at_hand):
+            for each in self._making(self.feeds[index], absent):
                 order.append(each)
-                at_hand |= self.remakes[each]
+                absent &= ~self.remakes[each]
             order.append(index)
         return order
 

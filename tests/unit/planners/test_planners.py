@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from fxremat.planners.sublinear import algorithm_3, budgets
 from fxremat.predict.models import profile
 from fxremat.predict.problem import LEAST, Problem, Solution, pareto
 from fxremat.search.cuts import candidates, crossing, forward_lives, mirror_everything_but
+from fxremat.search.row import Row
 
 OF_ANY_SIZE = [name for name in PLANNERS if name != "exact"]  # that one proves plans of small graphs
 
@@ -344,19 +346,45 @@ def test_revolve_keeps_what_may_not_run_again() -> None:
     assert order.count("f4") == order.count("f9") == 1 and order.count("f5") > 1
 
 
-@pytest.mark.parametrize(
-    ("tries", "asked", "weighed"), [(0, (LEAST,), 2), (0, (400,), 3), (0, None, 3), (1, (LEAST,), 3)]
-)
-def test_what_cannot_be_the_least_is_not_weighed(
-    tries: int, asked: tuple[int, ...] | None, weighed: int
-) -> None:
-    """Where there is time for no tries, and the least memory alone is asked for: a quarter more says so."""
-    stated = replace(problem(chain(6)), budgets=asked)
+@pytest.mark.parametrize(("reach", "weighed"), [(1.0, 1), (1.25, 2), (math.inf, 3)])
+def test_what_seems_far_above_the_least_is_not_weighed(reach: float, weighed: int) -> None:
+    """Of three plans, the others a fifth and three tenths above the lowest."""
+    stated = problem(chain(6))
     own = identity(stated.graph)
     peak = stated.evaluate(own, "a test").peak_bytes
     others = [stated.mirror({f"f{at}": 1}, "a test").schedule for at in (1, 2)]
     seeming = {own: peak, others[0]: round(1.2 * peak), others[1]: round(1.3 * peak)}
-    assert len(list(auto._weighed(stated, seeming, tries))) == weighed
+    assert len(list(auto._weighed(stated, seeming, reach))) == weighed
+
+
+@pytest.mark.parametrize(
+    ("tries", "asked", "reach"),
+    [(0, (LEAST,), auto.MAY_BE_LEAST), (0, (400,), math.inf), (0, None, math.inf), (9, (LEAST,), math.inf)],
+)
+def test_high_plans_are_left_out_where_there_is_no_time(
+    tries: int, asked: tuple[int, ...] | None, reach: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where the least memory alone is asked for; the row looks no further up, and finds as little."""
+    made: list[Row] = []
+
+    def row(*given: Any) -> Row:
+        made.append(Row(*given))
+        return made[-1]
+
+    monkeypatch.setattr(auto, "MAX_TRIES", tries)
+    monkeypatch.setattr(auto, "Row", row)
+    solutions = auto.plan(replace(problem(chain(40)), budgets=asked))
+    for each in made:
+        least = min(known.peak_bytes for known in each.known)
+        assert each.highest == reach * least and max(each.best) <= max(reach * least, each.everything)
+        assert (len(each.best) > 1) == (reach == math.inf)
+    monkeypatch.setattr(auto, "MAY_BE_LEAST", math.inf)
+    assert (
+        min(solutions, key=lambda each: each.peak_bytes).peak_bytes
+        == min(
+            auto.plan(replace(problem(chain(40)), budgets=asked)), key=lambda each: each.peak_bytes
+        ).peak_bytes
+    )
 
 
 def test_the_sublinear_plan_of_a_network() -> None:
