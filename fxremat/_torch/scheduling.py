@@ -19,11 +19,13 @@ class Order(NamedTuple):
 
     Attributes:
         settings: Inductor's configuration for that.
-        groups: On a CPU, for each step of a schedule the number of the kernel group that its loop is in.
+        made_at: For each step of a schedule the step at which its value is made.
+        groups: On a CPU, for each of them the number of the kernel group that its loop is in.
         key: Under which key the meta of a node says which step it is.
     """
 
     settings: Mapping[str, Any]
+    made_at: Sequence[int]
     groups: Sequence[int]
     key: str
 
@@ -34,47 +36,62 @@ def running(order: Order) -> contextlib.AbstractContextManager[Any]:
 
     found = dict(order.settings)
     if config._post_fusion_custom_pass is None:
-        found["_post_fusion_custom_pass"] = _InOrder(order.groups, order.key)
+        found["_post_fusion_custom_pass"] = _InOrder(order)
     return config.patch(found)  # type: ignore[no-any-return]
 
 
 class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
-    """Run each kernel where the first of its buffers stands in the graph, or behind what it reads.
+    """Run each kernel where the first of its buffers is made, or behind what it reads.
 
     Inductor's own order gets what a kernel reads right before it. Where a kernel has a buffer that stands far
     before the others, all that the others need comes first, and what has stood between waits with its
-    operands live. So does a loop that products alone read: Inductor makes it for the first of them.
+    operands live. A buffer is made where it stands in the graph, but for a loop that Inductor computes right
+    before an external kernel that reads it: what stands between reads what that loop may be written over.
     """
 
-    def __init__(self, groups: Sequence[int], key: str) -> None:
-        self._groups = groups
-        self._key = key
+    def __init__(self, order: Order) -> None:
+        self._order = order
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """The scheduler's nodes in the new order."""
-        from torch._inductor import inductor_prims
         from torch._inductor.virtualized import V
 
         traced = list(V.graph.graph.nodes)
-        places: dict[fx.Node, int] = {}
-        for index, node in enumerate(traced):  # another order: made so, or copied by its reader
-            is_laid = node.target is inductor_prims.force_stride_order
-            is_made_so = is_laid and node.meta.get(self._key) == node.args[0].meta.get(self._key)
-            places[node] = places[node.args[0]] if is_made_so else index
+        places = self._places(traced)
 
         def place(node: Any) -> int:
             own = ([places[each] for each in origins if each in places] for origins in _origins(node))
             return min(map(max, filter(None, own)), default=0)
 
         found = by_place(nodes, place)
-        if self._groups:
-            steps = [traced[place(node)].meta.get(self._key) for node in found]
-            _end_groups(found, [None if step is None else self._groups[step] for step in steps])
+        groups = self._order.groups
+        if groups:
+            steps = [traced[place(node)].meta.get(self._order.key) for node in found]
+            _end_groups(found, [None if step is None else groups[step] for step in steps])
         return found
+
+    def _places(self, traced: Sequence[fx.Node]) -> dict[fx.Node, int]:
+        """For each node of a graph, the place of that at which its value is made."""
+        from torch._inductor import inductor_prims
+
+        made_at, key = self._order.made_at, self._order.key
+        first: dict[int, int] = {}  # of each step, where it stands
+        for index, node in enumerate(traced):
+            first.setdefault(node.meta.get(key, -1), index)
+        places: dict[fx.Node, int] = {}
+        for index, node in enumerate(traced):  # another order: made so, or copied by its reader
+            step = node.meta.get(key)
+            is_laid = node.target is inductor_prims.force_stride_order
+            if is_laid and step == node.args[0].meta.get(key):
+                places[node] = places[node.args[0]]
+            else:
+                is_late = step is not None and made_at and made_at[step] > step
+                places[node] = max(index, first.get(made_at[step], index)) if is_late else index
+        return places
 
     def uuid(self) -> str:
         """What stands for the pass in keys of caches; the partitioner's key has the source."""
-        return f"fxremat: kernels in order, groups {self._groups}"
+        return f"fxremat: kernels in order, at {self._order.made_at}, groups {self._order.groups}"
 
 
 def _end_groups(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:

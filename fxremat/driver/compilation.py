@@ -27,6 +27,7 @@ from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
 from fxremat.graph.schedule import Schedule, bind
 from fxremat.inductor.generated import Handed, handed, read
+from fxremat.inductor.grouping import made_at
 from fxremat.inductor.kernel_groups import kernel_groups
 from fxremat.memory.liveness import profile_of
 from fxremat.options.options import Options
@@ -102,6 +103,13 @@ class Compilation:
         if schedule not in self._groups:
             self._groups[schedule] = kernel_groups(graph, bind(graph, schedule))
         return self._groups[schedule]
+
+    def made_at(self) -> Sequence[int]:
+        """For each step of the plan the one at which its value is made; nothing without a plan."""
+        if self.choice is None:
+            return ()
+        binding, _ = self.choice.problem.lowered(self.choice.solution)
+        return made_at(self.choice.problem.graph, binding)
 
     def spare_bytes(self) -> Sequence[int]:
         """For each step of the plan how much less than its peak is live when it runs; nothing without a plan.

@@ -9,10 +9,10 @@ import functools
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from fxremat.graph import ops
+
 from fxremat.graph.loops import Kind
 from fxremat.inductor.concatenation import held_operands, is_in_slices
-from fxremat.inductor.facts import facts
+from fxremat.inductor.facts import copied_bytes, facts
 from fxremat.inductor.grouping import Grouping
 from fxremat.inductor.kernels import Kernel
 from fxremat.inductor.layout import after_bytes, channels_last, input_copies, works_channels_last
@@ -255,10 +255,11 @@ class Buffers:
         returned = {self.inlining.bases[step] for step in self.binding.outputs}
         for step, node in enumerate(self.binding.nodes):
             if node in known.sequences and step not in shown:
-                operands, reads = self.graph.nodes[node].operands, self.binding.reads[step]
-                copied = {operands[place]: reads[place] for place in known.sequences[node]}
-                size = sum(ops.value_bytes(self.graph.fx_nodes[operand]) for operand in copied)
-                bases = {self.inlining.bases[read] for read in copied.values() if read is not None}
+                reads = self.binding.reads[step]
+                places = known.sequences[node]
+                size = copied_bytes(self.graph, node, places)
+                copied = (reads[place] for place in places)
+                bases = {self.inlining.bases[read] for read in copied if read is not None}
                 freed = [
                     self.graph.node_bytes(self.binding.nodes[base])
                     for base in bases - returned

@@ -161,6 +161,12 @@ def _sequences(graph: JointGraph, index: int) -> list[int]:
     return [place for place, value in enumerate(values) if any(map(_is_unordered, ops.tensors(value)))]
 
 
+def copied_bytes(graph: JointGraph, index: int, places: Iterable[int]) -> int:
+    """Bytes of copies of the values that an operator reads in these places."""
+    operands = {graph.nodes[index].operands[place] for place in places}
+    return sum(ops.value_bytes(graph.fx_nodes[operand]) for operand in operands)
+
+
 def _is_unordered(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 3 and not tensor.is_contiguous()
 

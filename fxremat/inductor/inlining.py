@@ -67,6 +67,7 @@ class Inlining:
         self._waited_at = self._waits_for_loops(waits) if waits else {}
         self._shown_by_strides = self._find_shown_by_strides()
         self._may_be_copied = self._find_copied_views()
+        self._hinted_at = self._find_hints()
         self._copied: dict[int, set[int]] = {}  # values of which there is a copy, and who reads that
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
         self.leaves = nothing.copy()
@@ -146,6 +147,36 @@ class Inlining:
             stack += own
         return found
 
+    def _find_hints(self) -> dict[int, int]:
+        """For pointwise steps that an external kernel reads through a view of several users, that view.
+
+        Inductor sees there that the kernel will want a buffer.
+        """
+        nodes, reads, hinting = self.binding.nodes, self.binding.reads, facts(self.graph).hinting
+        views: dict[int, set[int]] = {}  # and who reads them
+        for step, position in enumerate(nodes):
+            if position in hinting and step not in self._products:
+                views |= {
+                    each: set() for each in reads[step] if each is not None and self._is_loop_seen(each)
+                }
+        for step, own in enumerate(reads) if views else ():
+            for each in own:
+                if each in views and self._is_of_one_half(each, step):
+                    views[each].add(step)
+        found: dict[int, int] = {}
+        for view in sorted(views):
+            if len(views[view]) > 1 and self._is_of_one_half(self.bases[view], view):
+                found.setdefault(self.bases[view], view)
+        return found
+
+    def _is_loop_seen(self, step: int) -> bool:
+        """Whether a step is a view of what a loop computes."""
+        return self.kinds[step] is Kind.VIEW and self.kinds[self.bases[step]] is Kind.POINTWISE
+
+    def _is_of_one_half(self, first: int, second: int) -> bool:
+        """Whether two steps are both of the forward, or of the backward."""
+        return (first < self.binding.boundary) == (second < self.binding.boundary)
+
     def _realize(self) -> None:
         """Find what computing each step reads, inlined operands looked through, and what is realized."""
         realized, inputs, is_heavy = self.realized, self.inputs_read, self._is_heavy
@@ -188,7 +219,7 @@ class Inlining:
                 self.is_dear[step] = self._costs_much(step, operations)
                 realized[step] = self._must_realize(step)
                 if realized[step]:
-                    if step in self._may_be_copied and not (self.is_dear[step] or self._num_reads(step) > 1):
+                    if step in self._may_be_copied and not (self.is_dear[step] or self._reads_several(step)):
                         self._copied[step] = self._may_be_copied[step]
                     place = self._place(step)
                     self.realized_at[step] = min(place, self._waited_at.get(step, place))
@@ -222,10 +253,13 @@ class Inlining:
         if len(readers) == 1 and self.loops[readers[0]].is_window:
             return readers[0]
         kernels = [each for each in readers if self.is_external(each) and not self.loops[each].is_put]
-        may_be_hinted = len(readers) > 1 and self._num_reads(step) > 1
-        if not kernels or (may_be_hinted and any(self._is_hint(each, step) for each in kernels)):
+        if not kernels:
             return step
-        return kernels[0]
+        if not self._reads_several(step):
+            return kernels[0]
+        if len(readers) > 1 and any(self._is_hint(each, step) for each in kernels):
+            return step
+        return min(kernels[0], self._hinted_at.get(step, kernels[0]))
 
     def stored_as(self, step: int) -> int:
         """The step whose sizes a realized value is stored with: its own, or a view of images of other sizes.
@@ -261,7 +295,7 @@ class Inlining:
         """Whether a reader can't compute a value itself; it may get copies of parts of it instead."""
         loop = self.loops[reader]
         if not self.is_external(reader):
-            return loop.is_window and self._num_reads(step) > 1
+            return loop.is_window and self._reads_several(step)
         if loop.is_put:
             return False
         if not loop.is_scatter and reader not in self.parts_read:

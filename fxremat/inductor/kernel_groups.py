@@ -14,7 +14,7 @@ from fxremat.device.calibrate import may_lie_in_order
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.buffers import buffers
-from fxremat.inductor.facts import facts
+from fxremat.inductor.facts import copied_bytes, facts
 from fxremat.inductor.grouping import group
 from fxremat.inductor.timing import timing
 from fxremat.memory.liveness import MemoryProfile, profile_of
@@ -57,15 +57,20 @@ def _made_bytes(profile: MemoryProfile, lowering: Lowering) -> list[int]:
 def _copied_bytes(graph: JointGraph, binding: Binding, lowering: Lowering) -> list[int]:
     """For each step the bytes of the copies that loops make for it, at most.
 
-    Those for gradients of single channels (``images.py``) count as scratch memory.
+    Those for gradients of single channels (``images.py``) count as scratch memory, and those of sequences
+    without what is freed when they are made.
     """
     copied = [0] * len(lowering.runs_at)
     for first, _, size in lowering.extra_bytes:
         copied[first] += max(0, size)
     convolutions = facts(graph).convolutions if graph.scratch_bytes else ()
+    sequences = facts(graph).sequences
     for step, node in enumerate(binding.nodes):
+        place = lowering.runs_at[step]
         if node in convolutions and may_lie_in_order(graph.fx_nodes[node]):
-            copied[lowering.runs_at[step]] += graph.scratch_bytes[node]
+            copied[place] += graph.scratch_bytes[node]
+        if node in sequences:
+            copied[place] = max(copied[place], copied_bytes(graph, node, sequences[node]))
     return copied
 
 

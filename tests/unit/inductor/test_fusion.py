@@ -427,7 +427,7 @@ def test_what_is_read_in_another_order_is_made_where_it_stands() -> None:
         )
 
     kernels = [kernel_of("second", second), kernel_of("first", laid)]
-    settings = scheduling.running(scheduling.Order({}, (), "step"))
+    settings = scheduling.running(scheduling.Order({}, (), (), "step"))
     with settings, V.set_graph_handler(SimpleNamespace(graph=graph)):
         ordered = torch._inductor.config._post_fusion_custom_pass(kernels)
     assert [each.name for each in ordered] == ["first", "second"]
