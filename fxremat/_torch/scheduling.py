@@ -70,7 +70,7 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
             _end_groups(found, [None if step is None else groups[step] for step in steps])
         return found
 
-    def _places(self, traced: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    def _places(self, traced: Sequence[Any]) -> dict[fx.Node, int]:
         """For each node of a graph, the place of that at which its value is made."""
         from torch._inductor import inductor_prims
 

@@ -9,7 +9,6 @@ import functools
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-
 from fxremat.graph.loops import Kind
 from fxremat.inductor.concatenation import held_operands, is_in_slices
 from fxremat.inductor.facts import copied_bytes, facts

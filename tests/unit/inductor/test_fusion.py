@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from types import SimpleNamespace
@@ -349,6 +349,39 @@ def test_a_sum_with_a_product_says_nothing_of_what_it_will_read(is_sum: bool) ->
     assert (at("add") in inlining.leaves[at("sum_1")]) != is_sum
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_view_with_several_readers_says_that_a_product_will_read_it(several: bool) -> None:
+    """Inductor stores there what is computed of several buffers, but not of one and of single numbers."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        b = a * (x if several else number)
+        view = b.view(12, 3)
+        first = torch.mm(torch.mm(w, w)[:, :3].reshape(3, 6), w)
+        return torch.mm(view.t(), view) @ first + b.sum()
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6), torch.randn(()))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    at = graph.names.index
+    step, view = at("mul"), at("view")
+    assert graph.operator("view") == "aten.view.default"
+    product = next(each for each in range(view, len(graph.names)) if step in inlining.leaves[each])
+    assert inlining.realized_at[step] == (view if several else product) != step
+
+
+@pytest.mark.parametrize(("is_number", "place"), [(False, "mul"), (True, "mm_2")])
+def test_single_numbers_are_no_buffers_that_a_product_would_want(is_number: bool, place: str) -> None:
+    """Inductor stores at once what a product and others read, if it is computed of several buffers."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        b = torch.mm(x, w) * (number if is_number else x)
+        return torch.mm(b, torch.mm(w, w)).sum() + b.sum()
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6), torch.randn(()))
+    inlining = Inlining(graph, bind(graph, graph.names))
+    assert inlining.realized_at[graph.names.index("mul")] == graph.names.index(place)
+
+
 @pytest.mark.parametrize("is_read_twice", [False, True])
 def test_what_a_product_and_others_read_through_a_view_is_copied(is_read_twice: bool) -> None:
     """Loops compute it themselves, also behind the product."""
@@ -419,18 +452,42 @@ def test_what_is_read_in_another_order_is_made_where_it_stands() -> None:
     laid = graph.call_function(inductor_prims.force_stride_order, (first, [0, 1]))
     graph.output((second, laid))
 
-    def kernel_of(name: str, node: fx.Node) -> SimpleNamespace:
-        buffer = SimpleNamespace(get_origin_node=lambda: node)
-        one = SimpleNamespace(node=buffer, get_outputs=list)
-        return SimpleNamespace(
-            name=name, get_nodes=lambda: [one], get_buffer_names=lambda: [name], unmet_dependencies=[]
-        )
+    kernels = [_kernel_of("second", second), _kernel_of("first", laid)]
+    assert _ordered(kernels, graph, ()) == ["first", "second"]
 
-    kernels = [kernel_of("second", second), kernel_of("first", laid)]
-    settings = scheduling.running(scheduling.Order({}, (), (), "step"))
+
+def test_what_is_made_for_a_product_runs_right_before_it() -> None:
+    """And behind what stands between, as Inductor makes them; nothing runs before it stands there."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.ops.aten.relu.default, (x,))
+    second = graph.call_function(torch.ops.aten.sum.default, (first,))
+    product = graph.call_function(torch.ops.aten.mm.default, (first, x))
+    graph.output((second, product))
+    for step, node in enumerate((first, second, product)):
+        node.meta["step"] = step
+    kernels = [_kernel_of("second", second), _kernel_of("first", first)]
+    kernels.append(_kernel_of("product", product, "first"))
+    assert _ordered(kernels, graph, (2, 1, 2)) == ["second", "first", "product"]
+    assert _ordered(kernels, graph, (0, 1, 2)) == ["first", "second", "product"]
+    assert _ordered(kernels, graph, (0, 0, 0)) == ["first", "second", "product"]
+
+
+def _kernel_of(name: str, node: fx.Node, *reads: str) -> SimpleNamespace:
+    buffer = SimpleNamespace(get_origin_node=lambda: node)
+    return SimpleNamespace(
+        name=name,
+        get_nodes=lambda: [SimpleNamespace(node=buffer, get_outputs=list)],
+        get_buffer_names=lambda: [name],
+        unmet_dependencies=[SimpleNamespace(name=read) for read in reads],
+    )
+
+
+def _ordered(kernels: list[SimpleNamespace], graph: fx.Graph, made_at: Sequence[int]) -> list[str]:
+    """The names of kernels in the order in which Inductor is made to run them."""
+    settings = scheduling.running(scheduling.Order({}, made_at, (), "step"))
     with settings, V.set_graph_handler(SimpleNamespace(graph=graph)):
-        ordered = torch._inductor.config._post_fusion_custom_pass(kernels)
-    assert [each.name for each in ordered] == ["first", "second"]
+        return [each.name for each in torch._inductor.config._post_fusion_custom_pass(kernels)]
 
 
 @pytest.mark.parametrize("is_read_before", [False, True])
