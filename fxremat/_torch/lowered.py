@@ -158,3 +158,13 @@ def wants_buffers(node: fx.Node) -> bool:
     from torch._inductor.lowering import needs_realized_inputs
 
     return node.target in needs_realized_inputs
+
+
+def stores_for_gradients() -> bool:
+    """Whether Inductor stores what gradients of convolutions read before it asks for another layout.
+
+    From torch 2.14 on it does, in graphs whose convolutions work channels last.
+    """
+    from torch._inductor.kernel import conv
+
+    return hasattr(conv, "convolution_backward_lowering")

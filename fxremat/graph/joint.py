@@ -234,6 +234,18 @@ class JointGraph:
         return tuple(sum([self.storage_bytes[storage] for storage in node.creates]) for node in self.nodes)
 
     @functools.cached_property
+    def bytes_at_the_end(self) -> int:
+        """Bytes of all that is returned, and of the tangents."""
+        returned = {storage for output in self.outputs for storage in self.nodes[output].views}
+        return sum(self.storage_bytes[storage] for storage in returned) + self.tangent_bytes
+
+    @property
+    def bytes_without_backward(self) -> int:
+        """The same where nothing runs in the backward, which returns tangents as they are; 0 elsewhere."""
+        is_idle = self.boundary == len(self.nodes) and any(each is not None for each in self.backward_outputs)
+        return self.bytes_at_the_end if is_idle else 0
+
+    @functools.cached_property
     def shared_places(self) -> tuple[int | None, ...]:
         """For each node that shares storages, which of its operands has them; None for others."""
         return tuple(None if node.shares is None else node.operands.index(node.shares) for node in self.nodes)

@@ -13,9 +13,9 @@ them pointwise. The tag ``generated`` marks an out operator that allocates the r
 it; it is none. A library's gradient kernel promises no more than that the gradient may be written over, so a
 twin that calls its result ``grad_input`` takes the place of its first argument alone.
 
-A result lies as the operands do, the first of them before the others. Some gradients lie otherwise than they
-were traced (``mistraced``), and so may what is computed of them: a twin of it takes the place of its first
-argument, which lies as the result does in any case, and of no other.
+A result lies as the operands do, the first of them before the others. Some results lie otherwise than they
+were traced (``mistraced``), and have no twins. So may what is computed of them: a twin of it takes the place
+of its first argument, which lies as the result does in any case, and of no other.
 
 An operator that is tagged to return an operand as it is, now and then, is not touched, nor what it reads.
 
@@ -39,13 +39,53 @@ from fxremat.graph.generators import redraw
 # Their twins compute the result in memory of their own and copy it.
 _COPYING = frozenset({torch.ops.aten.mvlgamma.default})
 
-# Gradients that lie otherwise than PyTorch traces them where they read what is not in the order of its sizes.
+# Operators, or overloads, whose results lie otherwise than PyTorch traces them where they read
+# what is not in the order of its sizes.
 _MISTRACED = frozenset(
     {
-        torch.ops.aten.native_batch_norm_backward.default,
-        torch.ops.aten.native_dropout_backward.default,
+        ops.aten._batch_norm_with_update,
+        ops.aten._batch_norm_with_update_functional,
+        ops.aten._native_batch_norm_legit,
+        ops.aten._native_batch_norm_legit_functional,
+        ops.aten._native_batch_norm_legit_no_training,
+        ops.aten._standard_gamma,
+        ops.aten._weight_norm_interface,
+        ops.aten.batch_norm_backward,
+        ops.aten.binary_cross_entropy,
+        ops.aten.binary_cross_entropy_backward,
+        ops.aten.copysign.Tensor,
+        ops.aten.elu_backward,
+        ops.aten.float_power.Scalar,
+        ops.aten.floor_divide,
+        ops.aten.glu_backward,
+        ops.aten.hardsigmoid_backward,
+        ops.aten.hardswish_backward,
+        ops.aten.hardtanh_backward,
+        ops.aten.huber_loss_backward,
+        ops.aten.isin,
+        ops.aten.log_sigmoid_forward,
+        ops.aten.logit_backward,
+        ops.aten.mse_loss_backward,
+        ops.aten.native_batch_norm,
+        ops.aten.native_batch_norm_backward,
+        ops.aten.native_dropout_backward,
+        ops.aten.native_group_norm_backward,
+        ops.aten.native_layer_norm_backward,
+        ops.aten.pow.Scalar,
+        ops.aten.roll,
+        ops.aten.rrelu,
+        ops.aten.rrelu_with_noise,
+        ops.aten.rrelu_with_noise_backward,
+        ops.aten.rrelu_with_noise_functional,
+        ops.aten.smooth_l1_loss_backward,
+        ops.aten.softplus_backward,
+        ops.aten.special_xlog1py.default,
+        ops.aten.xlogy.Tensor,
     }
 )
+
+# In 16 bits they round the number first that they are given, which the operator does not.
+_ROUNDING = frozenset({torch.ops.aten.mul_.Scalar})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +134,14 @@ def mistraced(nodes: Iterable[fx.Node]) -> Set[fx.Node]:
     """The nodes, of these in their order, whose results may lie otherwise than they were traced."""
     found: set[fx.Node] = set()
     for node in nodes:
-        is_source = node.target in _MISTRACED and not all(map(_is_in_order, node.all_input_nodes))
-        if is_source or (_lies_as_operands(node) and not found.isdisjoint(node.all_input_nodes)):
+        if _is_mistraced(node) or (_lies_as_operands(node) and not found.isdisjoint(node.all_input_nodes)):
             found.add(node)
     return found
+
+
+def _is_mistraced(node: fx.Node) -> bool:
+    is_one = node.target in _MISTRACED or ops.packet(node) in _MISTRACED
+    return is_one and not all(map(_is_in_order, node.all_input_nodes))
 
 
 def _is_in_order(node: fx.Node) -> bool:
@@ -131,9 +175,10 @@ def writable_operands(node: fx.Node, unsure: Set[fx.Node] = frozenset()) -> tupl
         unsure: Nodes that may lie otherwise than they were traced.
     """
     result = node.meta.get("val")
-    if not isinstance(result, torch.Tensor) or not _is_dense(result):
+    if not isinstance(result, torch.Tensor) or not _is_dense(result) or _is_mistraced(node):
         return ()
-    places = [twin.argument for twin in twins(node) if twin.argument < len(node.args)]
+    exact = (twin for twin in twins(node) if twin.target not in _ROUNDING or result.dtype.itemsize > 2)
+    places = [twin.argument for twin in exact if twin.argument < len(node.args)]
     if not unsure.isdisjoint(node.all_input_nodes):
         places = [place for place in places if place == 0]
     found = (node.args[place] for place in places)

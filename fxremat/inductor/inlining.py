@@ -268,10 +268,10 @@ class Inlining:
         """
         if self.realized_at[step] == step:
             return step
-        images, nodes = facts(self.graph).images, self.binding.nodes
-        if nodes[step] not in images:
+        images, nodes, kernel = facts(self.graph).images, self.binding.nodes, self.made_for(step)
+        if kernel is None or nodes[step] not in images or nodes[kernel] in facts(self.graph).storing:
             return step
-        views = (each for each in self._read_by(self.made_for(step), step) if nodes[each] in images)
+        views = (each for each in self._read_by(kernel, step) if nodes[each] in images)
         return next(views, step)
 
     def made_for(self, step: int) -> int | None:
@@ -281,9 +281,9 @@ class Inlining:
             return None
         return place if self._read_by(place, step) else None
 
-    def _read_by(self, kernel: int | None, step: int) -> Sequence[int]:
+    def _read_by(self, kernel: int, step: int) -> Sequence[int]:
         """How a kernel reads a value: itself, or views of it."""
-        reads = () if kernel is None else self.binding.reads[kernel]
+        reads = self.binding.reads[kernel]
         return [each for each in reads if each is not None and self.bases[each] == step]
 
     def _is_hint(self, kernel: int, step: int) -> bool:

@@ -147,8 +147,7 @@ def after_bytes(graph: JointGraph, binding: Binding) -> int:
     else:
         sizes = (ops.value_bytes(graph.fx_nodes[place]) for place in _laid_out_else(graph))
     copied = max(sizes, default=0)
-    returned = {storage for node in graph.outputs for storage in graph.nodes[node].views}
-    return copied and copied + sum(graph.storage_bytes[each] for each in returned) + graph.tangent_bytes
+    return copied and copied + graph.bytes_at_the_end
 
 
 def _laid_out_else(graph: JointGraph) -> Iterable[int]:

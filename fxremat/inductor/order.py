@@ -1,8 +1,7 @@
 """Order: what holds Inductor to the plan's order.
 
 Control dependencies keep recomputed segments where the plan has them; the marks of segments and stretches
-keep its scheduler from fusing across them. Loops that run again for a kernel stand where it does.
-Convolutions work in the layout in which they do without a plan.
+keep its scheduler from fusing across them. Convolutions work in the layout in which they do without a plan.
 """
 
 from __future__ import annotations
@@ -63,32 +62,7 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     waits = {nodes[index]: nodes[before] for index, before in waited_for(first, may_be).items()}
     _say_channels_last(backward, waits)
     compilers.order_after(backward, waits)
-    _put_off(backward)
     return len(waits)
-
-
-def _put_off(backward: fx.GraphModule) -> None:
-    """Move loops that run again, and that external kernels alone read, to the first of these.
-
-    Inductor computes them there (``Inlining.realized_at``), and its kernels are put where nodes stand. On a
-    CPU one that several kernels read may be computed where it stands, and stays.
-    """
-    places = {node: place for place, node in enumerate(backward.graph.nodes)}
-    for node in filter(_may_run_late, places):
-        found = sorted({*readers(node)}, key=places.__getitem__)
-        is_on_cpu = all(tensor.is_cpu for tensor in ops.tensors(node.meta["val"]))
-        if all(map(_is_kernel, found)) and (len(found) == 1 or not is_on_cpu):
-            for each in (node, *sorted({*_views(node)}, key=places.__getitem__)):
-                found[0].prepend(each)
-    backward.recompile()
-
-
-def _may_run_late(node: fx.Node) -> bool:
-    """Whether a node is a loop that runs again, and that Inductor may compute where it is read."""
-    if MIRROR not in node.meta or node.op != "call_function" or not node.users:
-        return False
-    found = loop(node)
-    return found.kind is Kind.POINTWISE and not (found.is_window or found.is_draw or found.is_cat)
 
 
 def _is_kernel(node: fx.Node) -> bool:
@@ -99,13 +73,6 @@ def _is_handed_over(node: fx.Node) -> bool:
     """Whether a node is a loop that runs once and whose result an external kernel reads."""
     is_loop = node.op == "call_function" and MIRROR not in node.meta and kind(node) is Kind.POINTWISE
     return is_loop and any(map(_is_kernel, readers(node)))
-
-
-def _views(node: fx.Node) -> Iterable[fx.Node]:
-    """The views of a value, and theirs."""
-    for user in node.users:
-        if user.op == "call_function" and kind(user) is Kind.VIEW:
-            yield from (user, *_views(user))
 
 
 def _summed_products(

@@ -114,7 +114,7 @@ def profile_of(graph: JointGraph, binding: Binding, lowering: Lowering) -> Memor
     live[binding.boundary :] += graph.tangent_bytes
     if graph.scratch_bytes:
         np.add.at(live, runs_at, np.array(scratch_bytes(graph, binding), dtype=np.int64))
-    live[-1:] = np.maximum(live[-1:], lowering.after_bytes)
+    live[-1:] = np.maximum(live[-1:], max(lowering.after_bytes, graph.bytes_without_backward))
     return MemoryProfile(live, binding.boundary, lives)
 
 

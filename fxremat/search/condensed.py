@@ -299,7 +299,7 @@ class _Condenser:
         self.storage_bytes = list(graph.storage_bytes)  # and, behind the graph's own, of the copies
         self.copies_made: dict[int, list[int]] = {}  # by operator
         self.copies_read: dict[int, list[int]] = {}
-        self.after_bytes = copies.after_bytes
+        self.after_bytes = max(copies.after_bytes, graph.bytes_without_backward)
         self._count(copies)
 
     def _count(self, copies: Copies) -> None:
@@ -376,7 +376,7 @@ class _Condenser:
             for node in (*free, *group)
             for operand in graph.nodes[node].operands
             if operand not in group and not self.is_free[operand]
-            for storage in (*graph.nodes[operand].views, -1 - operand)
+            for storage in (*graph.nodes[operand].views, -1 - operator_of(graph, operand))
             if storage in buffers
         )
         read |= dict.fromkeys(buffers[storage] for storage in self.copies_read.get(group[0], ()))

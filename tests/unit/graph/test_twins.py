@@ -13,6 +13,7 @@ import pytest
 import torch
 from graphs import Sketch
 from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -166,6 +167,63 @@ def test_who_may_hold_on_to_an_operand() -> None:
     assert not is_plain(call(torch.ops.higher_order.cond, "a"))
     assert not is_plain(call(torch.relu, "a"))
     assert not is_plain(call(aten.conj_physical.default, "a"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_exact"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)], ids=str
+)
+def test_a_number_is_not_rounded_before_it_is_multiplied(dtype: torch.dtype, is_exact: bool) -> None:
+    """As the operator does in place, in 16 bits."""
+    value = (torch.arange(1, 1000) / 7).to(dtype)
+    node = recorded(aten.mul.Scalar, [value, 0.008368200836820083])
+    assert bool(writable_operands(node)) is is_exact
+    same = aten.mul.Scalar(value, 0.008368200836820083)
+    assert torch.equal(same, aten.mul_.Scalar(value, 0.008368200836820083)) is is_exact
+
+
+def recorded(target: Any, values: list[Any]) -> fx.Node:
+    """A node that calls the operator on these tensors and numbers, and what it makes of them."""
+    graph, operands = fx.Graph(), []
+    for place, value in enumerate(values):
+        operands.append(graph.placeholder(f"x{place}") if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor):
+            operands[-1].meta["val"] = value
+    args, kwargs = given(target, operands)
+    node = graph.call_function(target, tuple(args), kwargs)
+    args, kwargs = given(target, values)
+    node.meta["val"] = target(*args, **kwargs)
+    return node
+
+
+def layouts_of(target: Any) -> Iterator[list[Any]]:
+    """Arguments with matrices, some of which are transposed."""
+    arguments = target._schema.arguments
+    tensors = [place for place, each in enumerate(arguments) if str(each.type) == "Tensor"]
+    for turned in itertools.islice(itertools.product((False, True), repeat=len(tensors)), 1, 8):
+        torch.manual_seed(0)
+        values = [_example(each, torch.float32, transposed=False, has_nan=False) for each in arguments]
+        for place, is_turned in zip(tensors, turned, strict=True):
+            square = (torch.randn(6, 6) * 3).to(values[place].dtype)
+            values[place] = square.t() if is_turned else square
+        yield values
+
+
+def test_results_lie_as_they_were_traced() -> None:
+    """Those of all operators that have twins, but for operators that are known to be traced otherwise."""
+    compared, found = 0, set()
+    for target, values in ((each, values) for each in OPERATORS for values in layouts_of(each)):
+        real = result_of(target, values)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            traced = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in values]
+            try:
+                node = recorded(target, traced)
+            except (RuntimeError, NotImplementedError, ValueError):  # it takes no such values
+                continue
+        if isinstance(real, Tensor):
+            compared += 1
+            if real.stride() != node.meta["val"].stride() and not mistraced([node]):
+                found.add(str(target))
+    assert compared > 300 and found == set()
 
 
 # --- That they compute the same -------------------------------------------------------------------------

@@ -473,3 +473,21 @@ def test_the_frontier_has_no_wide_gaps(name: str) -> None:
     points = fxremat.frontier(graph, fusion="none")
     assert len(points) >= 12
     assert all(low.peak_bytes > 0.7 * high.peak_bytes for high, low in itertools.pairwise(points))
+
+
+class Split(nn.Module):
+    """What returns a part of a value, and reads another."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = x.exp().split(3)
+        return first, second.sin()
+
+
+def test_what_picks_of_a_view_that_stays_in_place_runs_behind_it() -> None:
+    """A view with a returned part is an operator, and so who reads the others waits for it."""
+    graph = fxremat.capture(Split(), torch.randn(6, 4))
+    (view,) = (name for name in graph.names if name.startswith("split"))
+    _, condensed = condensed_of(graph)
+    by_name = {graph.nodes[each.members[0]].name: each for each in condensed.operators}
+    assert set(by_name[view].makes) & set(by_name["sin"].reads)
+    assert set(by_name["exp"].makes) & set(by_name["sin"].reads)
