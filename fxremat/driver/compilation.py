@@ -70,6 +70,7 @@ class Compilation:
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
         self._groups: dict[Schedule, Sequence[int]] = {}  # of all plans that were compiled
+        self._made_at: dict[Schedule, Sequence[int]] = {}  # of these as well
         self._spare_bytes: dict[Schedule, Sequence[int]] = {}  # of these as well
 
     @property
@@ -105,11 +106,16 @@ class Compilation:
         return self._groups[schedule]
 
     def made_at(self) -> Sequence[int]:
-        """For each step of the plan the one at which its value is made; nothing without a plan."""
+        """For each step of the plan the one at which its value is made; nothing without a plan.
+
+        A plan that is gone back to has what it had, as with groups.
+        """
         if self.choice is None:
             return ()
-        binding, _ = self.choice.problem.lowered(self.choice.solution)
-        return made_at(self.choice.problem.graph, binding)
+        graph, schedule = self.choice.problem.graph, self.choice.solution.schedule
+        if schedule not in self._made_at:
+            self._made_at[schedule] = made_at(graph, bind(graph, schedule))
+        return self._made_at[schedule]
 
     def spare_bytes(self) -> Sequence[int]:
         """For each step of the plan how much less than its peak is live when it runs; nothing without a plan.
