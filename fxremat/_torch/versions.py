@@ -131,6 +131,7 @@ INDUCTORS: dict[str, tuple[str, ...]] = {
         "NoneLayout",
     ),
     "torch._inductor.inductor_prims": ("force_stride_order",),
+    "torch._inductor.kernel.conv": ("convolution",),
     "torch._inductor.lowering": ("constrain_to_fx_strides", "maybe_layout_constraints"),
     "torch._inductor.scheduler": ("BaseSchedulerNode", "NopKernelSchedulerNode"),
     "torch._inductor.utils": ("use_scatter_fallback",),

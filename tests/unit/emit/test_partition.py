@@ -395,23 +395,6 @@ def test_loops_neither_wait_nor_are_waited_for() -> None:
     assert order_recomputation(backward) == 0
 
 
-@pytest.mark.parametrize("reads_twice", [False, True])
-def test_a_loop_that_one_kernel_reads_stands_there(reads_twice: bool) -> None:
-    """Inductor computes it for the kernel; where it stood before, it would be held meanwhile."""
-    layers = [layer for _ in range(3) for layer in (nn.Linear(4, 4, bias=False), nn.GELU())]
-    if reads_twice:
-        layers[1] = nn.Tanh()  # whose gradient is a loop that reads its result, as the product does
-    graph = fxremat.capture(nn.Sequential(*layers), torch.randn(2, 4, requires_grad=True), loss=torch.sum)
-    name, at = "tanh" if reads_twice else "gelu", graph.names.index("gelu_backward") + 1
-    _, backward = partition(rewrite(graph, (*graph.names[:at], name, *graph.names[at:])))
-    order_recomputation(backward)
-    names = operators(backward)
-    place = names.index(f"{name}_mirror1")
-    readers = next(node for node in backward.graph.nodes if node.name == names[place]).users
-    assert {node.name for node in readers} == {"mm_5", *(["tanh_backward"] if reads_twice else [])}
-    assert names[place - 1] == "gelu_backward" if reads_twice else names[place + 1] == "mm_5"
-
-
 def test_loops_of_two_segments_are_not_fused() -> None:
     """A buffer stands for the last of the nodes it was made for; without mirrors everything may be fused."""
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
