@@ -153,7 +153,7 @@ def _compile_within_budget(
         if not compilation.is_in_order:
             return None
         settings = {**as_planned, **held_layout(graph)} if is_backward else as_planned
-        return compilers.Order(settings, compilation.made_at(), compilation.kernel_groups(), STEP)
+        return compilers.Order(settings, *compilation.kernel_order(), STEP)
 
     key = partition.key()
     while True:

@@ -27,7 +27,7 @@ from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
 from fxremat.graph.schedule import Schedule, bind
 from fxremat.inductor.generated import Handed, handed, read
-from fxremat.inductor.grouping import made_at
+from fxremat.inductor.grouping import group
 from fxremat.inductor.kernel_groups import kernel_groups
 from fxremat.memory.liveness import profile_of
 from fxremat.options.options import Options
@@ -69,9 +69,9 @@ class Compilation:
         self.is_compiled = False
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
-        self._groups: dict[Schedule, Sequence[int]] = {}  # of all plans that were compiled
-        self._made_at: dict[Schedule, Sequence[int]] = {}  # of these as well
-        self._spare_bytes: dict[Schedule, Sequence[int]] = {}  # of these as well
+        # Of all plans that were compiled.
+        self._order: dict[Schedule, tuple[Sequence[int], Sequence[int]]] = {}
+        self._spare_bytes: dict[Schedule, Sequence[int]] = {}
 
     @property
     def policy(self) -> Policy:
@@ -93,29 +93,20 @@ class Compilation:
         """Whether kernels run in the order of the plan."""
         return self.options.is_bounded and not self.correction.is_as_usual
 
-    def kernel_groups(self) -> Sequence[int]:
-        """For each step of the plan the group that its loop is in, on a CPU (``inductor/kernel_groups.py``).
+    def kernel_order(self) -> tuple[Sequence[int], Sequence[int]]:
+        """For each step of the plan the one at which its value is made, and the group that its loop is in.
 
-        A plan that is gone back to has those that it had, so that its code is what it was.
-        """
-        if self.choice is None or not self.choice.problem.graph.is_on_cpu:
-            return ()
-        graph, schedule = self.choice.problem.graph, self.choice.solution.schedule
-        if schedule not in self._groups:
-            self._groups[schedule] = kernel_groups(graph, bind(graph, schedule))
-        return self._groups[schedule]
-
-    def made_at(self) -> Sequence[int]:
-        """For each step of the plan the one at which its value is made; nothing without a plan.
-
-        A plan that is gone back to has what it had, as with groups.
+        There are groups on a CPU alone (``inductor/kernel_groups.py``), and nothing without a plan. A plan
+        that is gone back to has what it had, so that its code is what it was.
         """
         if self.choice is None:
-            return ()
+            return (), ()
         graph, schedule = self.choice.problem.graph, self.choice.solution.schedule
-        if schedule not in self._made_at:
-            self._made_at[schedule] = made_at(graph, bind(graph, schedule))
-        return self._made_at[schedule]
+        if schedule not in self._order:
+            grouping = group(graph, bind(graph, schedule))
+            groups = kernel_groups(grouping) if graph.is_on_cpu else ()
+            self._order[schedule] = grouping.inlining.realized_at, groups
+        return self._order[schedule]
 
     def spare_bytes(self) -> Sequence[int]:
         """For each step of the plan how much less than its peak is live when it runs; nothing without a plan.

@@ -34,11 +34,6 @@ def group(graph: JointGraph, binding: Binding) -> Grouping:
     return Grouping(graph, binding, Inlining(graph, binding, again.waiting), again)
 
 
-def made_at(graph: JointGraph, binding: Binding) -> Sequence[int]:
-    """For each step of a resolved schedule, the one at which what it computes is made (``Inlining``)."""
-    return Inlining(graph, binding, recomputation(graph, binding).waiting).realized_at
-
-
 class Grouping:
     """The kernels of a schedule.
 

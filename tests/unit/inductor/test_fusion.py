@@ -350,6 +350,20 @@ def test_a_sum_with_a_product_says_nothing_of_what_it_will_read(is_sum: bool) ->
     assert (at("add") in inlining.leaves[at("sum_1")]) != is_sum
 
 
+@pytest.mark.parametrize("reads_twice", [False, True])
+def test_a_loop_that_runs_again_for_one_kernel_is_made_there(reads_twice: bool) -> None:
+    """Inductor computes it for the kernel; where it stands, it would be held meanwhile."""
+    layers = [layer for _ in range(3) for layer in (nn.Linear(4, 4, bias=False), nn.GELU())]
+    if reads_twice:
+        layers[1] = nn.Tanh()  # whose gradient is a loop that reads its result, as the product does
+    graph = fxremat.capture(nn.Sequential(*layers), torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    name, at = "tanh" if reads_twice else "gelu", graph.names.index("gelu_backward") + 1
+    schedule = (*graph.names[:at], name, *graph.names[at:])
+    inlining = Inlining(graph, bind(graph, schedule))
+    is_stored = reads_twice and graph.loops[graph.index[name]].is_expensive  # to some versions of torch
+    assert inlining.realized_at[at] == (at if is_stored else schedule.index("mm_5"))
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_a_view_with_several_readers_says_that_a_product_will_read_it(several: bool) -> None:
     """Inductor stores there what is computed of several buffers, but not of one and of single numbers."""
