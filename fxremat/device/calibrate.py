@@ -32,8 +32,8 @@ from fxremat.graph import loops, ops
 from fxremat.graph.joint import JointGraph
 from fxremat.measure import held_bytes
 
-# For this process, by signature.
-_scratch_bytes: dict[int, dict[str, int]] = {}  # by the number of threads, each of which may need some
+# What was seen in this process, by the number of threads, each of which may need some, and by signature.
+_seen: dict[int, dict[str, Seen]] = {}
 
 # Operators that could not be timed in this process; another may have the memory for them.
 _refused: dict[torch.device, dict[str, float | None]] = {}
@@ -57,9 +57,26 @@ _CHECKS = frozenset({ops.aten._linalg_check_errors.default})
 
 SECONDS_DIGITS = 3
 
-_Figure = TypeVar("_Figure", int, "float | None")
+_Figure = TypeVar("_Figure", "Seen", "float | None")
 
 Strides = tuple[int, ...]
+Layout = tuple[Strides | None, ...]  # of what an operator returns; None for what is no tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an operator did that was run alone.
+
+    Attributes:
+        scratch_bytes: What it allocated and freed again.
+        layout: How what it returned lies; None where it could not be run.
+    """
+
+    scratch_bytes: int
+    layout: Layout | None
+
+
+UNSEEN = Seen(0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,29 +123,33 @@ class _Example:
         return lambda: target(*args, **kwargs)
 
 
+def run_alone(nodes: Iterable[fx.Node]) -> list[Seen]:
+    """What the operator of each node does alone, on operands that lie as the node's are said to."""
+    wanted = {node: _Example(node) for node in nodes if _is_runnable(node)}
+    found = dict(zip(wanted, _see_all(wanted.values()), strict=True))
+    return [found.get(node, UNSEEN) for node in nodes]
+
+
 def scratch_bytes(
     graph: JointGraph,
     *,
-    in_registers: Collection[loops.Kind] = (),
-    arranged: Collection[fx.Node] | None = None,
-    settled: bool = True,
+    in_registers: Collection[loops.Kind],
+    arranged: Collection[fx.Node],
+    settled: bool,
 ) -> tuple[int, ...]:
-    """Scratch bytes of each node of a graph.
+    """Scratch bytes of each node of a graph under Inductor.
 
     Args:
         graph: The graph.
         in_registers: What runs in registers, and has none unless it draws random numbers.
-        arranged: Under Inductor, the convolutions that read what is arranged channels last for them, whatever
-            was traced.
+        arranged: The convolutions that read what is arranged channels last for them, whatever was traced.
         settled: Whether gradients of convolutions do so in any case; else they may read all in the order of
             its sizes as well, as those always may whose weights have one channel, and the lesser counts.
     """
     nodes = [node for node in _runnable(graph) if ops.is_random(node) or loops.kind(node) not in in_registers]
-    sizes = _scratch_sizes(
-        _Example(node, () if arranged is None else _arranged(node, node in arranged)) for node in nodes
-    )
+    sizes = _scratch_sizes(_Example(node, _arranged(node, node in arranged)) for node in nodes)
     known = {node.name: size for node, size in zip(nodes, sizes, strict=True)}
-    for node in filter(ops.is_convolution_gradient, () if arranged is None else nodes):
+    for node in filter(ops.is_convolution_gradient, nodes):
         is_copied = settled and may_lie_in_order(node)
         if is_copied or not settled or _has_one_channel(node):
             known[node.name] = min(known[node.name], _bytes_in_order(node, is_copied))
@@ -333,21 +354,42 @@ def _fill(
 
 
 def _scratch_sizes(examples: Iterable[_Example]) -> list[int]:
-    """The scratch bytes of each example, measured once."""
-    table = _scratch_bytes.setdefault(torch.get_num_threads(), {})
-    return [table[key] for key in _fill(table, examples, _scratch, "measuring scratch memory")]
+    """The scratch bytes of each example."""
+    return [each.scratch_bytes for each in _see_all(examples)]
 
 
-def _scratch(example: _Example) -> int:
+def _see_all(examples: Iterable[_Example]) -> list[Seen]:
+    """What each example does, which is run once."""
+    table = _seen.setdefault(torch.get_num_threads(), {})
+    return [table[key] for key in _fill(table, examples, _see, "measuring scratch memory")]
+
+
+def _see(example: _Example) -> Seen:
     device = _device(example.node)
+    layout: list[Strides | None] = []
+
+    def run() -> object:
+        results = call()
+        layout[:] = layout_of(results)
+        return results
+
     for definite in (False, True):
         with contextlib.suppress(*REFUSALS):
             call = example.call(definite)
             if device.type == "cuda":
                 call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
-            peak_bytes, end_bytes = held_bytes(call, device)
-            return max(0, peak_bytes - max(end_bytes, ops.value_bytes(example.node)))
-    return 0
+            peak_bytes, end_bytes = held_bytes(run, device)
+            scratch = max(0, peak_bytes - max(end_bytes, ops.value_bytes(example.node)))
+            return Seen(scratch, tuple(layout))
+    return UNSEEN
+
+
+def layout_of(value: object) -> Layout:
+    """The strides of each leaf of what an operator returns."""
+    return tuple(
+        each.stride() if isinstance(each, torch.Tensor) and each.layout is torch.strided else None
+        for each in graphs.leaves(value)
+    )
 
 
 def _measure_seconds(example: _Example) -> float | None:

@@ -63,12 +63,13 @@ def make_problem(
 ) -> Problem:
     """The planning problem of a graph.
 
-    Its graph is the one with scratch bytes, which depend on the memory model: so they are found here, and not
-    when the graph is captured, which runs nothing. Those that the graph has count as they are.
+    Its graph is the one with layouts and scratch bytes as they are at run time, which depend on the memory
+    model: so they are found here, and not when the graph is captured, which runs nothing. Scratch bytes that
+    the graph has count as they are.
     """
     check_graph(graph)
     memory = model(fusion)
-    graph = with_scratch_bytes(graph, memory)
+    graph = as_run(graph, memory)
     limit = check_time_limit(time_limit_seconds)
 
     @functools.cache
@@ -79,14 +80,12 @@ def make_problem(
     return Problem(graph, costs(graph, cost, memory.on(graph).fuses), memory.name, min_cut_saved, limit)
 
 
-def with_scratch_bytes(graph: JointGraph, memory: MemoryModel) -> JointGraph:
-    """The graph with the bytes that each operator allocates and frees again while it runs.
+def as_run(graph: JointGraph, memory: MemoryModel) -> JointGraph:
+    """The graph with values that lie as they do when it runs, and with its operators' scratch bytes.
 
     Each distinct operator is run once, alone, if its device is there (``device/calibrate.py``).
     """
-    if graph.scratch_bytes or graph.module is None:
-        return graph
-    return replace(graph, scratch_bytes=memory.scratch_bytes(graph))
+    return graph if graph.scratch_bytes or graph.module is None else memory.as_run(graph)
 
 
 def plan(
@@ -458,7 +457,7 @@ def rewritten(
     partitioners.cse(module)
     partitioners.force_saves(module)
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not is_lowered)
-    graph = with_scratch_bytes(graph, model(options.fusion))
+    graph = as_run(graph, model(options.fusion))
     report = planned(graph, options, static_inputs, choose_plan)
     planned_graph = rewrite(graph, report.solution.schedule)
     return planned_graph, replace(report, reads_again=read_again(planned_graph))

@@ -253,8 +253,7 @@ class JointGraph:
     @functools.cached_property
     def writable_operands(self) -> tuple[tuple[int, ...], ...]:
         """For each node, which of its operands a twin could write over; empty for a graph of mappings."""
-        unsure = twins.mistraced(self.fx_nodes)
-        written = [twins.writable_operands(each, unsure) for each in self.fx_nodes]
+        written = map(twins.writable_operands, self.fx_nodes)
         return tuple(
             tuple(node.operands.index(self.index[operand.name]) for operand in operands)
             for node, operands in zip(self.nodes, written, strict=False)

@@ -13,9 +13,8 @@ them pointwise. The tag ``generated`` marks an out operator that allocates the r
 it; it is none. A library's gradient kernel promises no more than that the gradient may be written over, so a
 twin that calls its result ``grad_input`` takes the place of its first argument alone.
 
-A result lies as the operands do, the first of them before the others. Some results lie otherwise than they
-were traced (``mistraced``), and have no twins. So may what is computed of them: a twin of it takes the place
-of its first argument, which lies as the result does in any case, and of no other.
+What is written over lies as the result would, which is where the operator puts it and not always where it was
+traced (``device/layouts.py``). A result of unknown layout is written over nothing.
 
 An operator that is tagged to return an operand as it is, now and then, is not touched, nor what it reads.
 
@@ -25,7 +24,7 @@ Whether the operand is dead by then is another question (``memory/inplace.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,50 +38,7 @@ from fxremat.graph.generators import redraw
 # Their twins compute the result in memory of their own and copy it.
 _COPYING = frozenset({torch.ops.aten.mvlgamma.default})
 
-# Operators, or overloads, whose results lie otherwise than PyTorch traces them where they read
-# what is not in the order of its sizes.
-_MISTRACED = frozenset(
-    {
-        ops.aten._batch_norm_with_update,
-        ops.aten._batch_norm_with_update_functional,
-        ops.aten._native_batch_norm_legit,
-        ops.aten._native_batch_norm_legit_functional,
-        ops.aten._native_batch_norm_legit_no_training,
-        ops.aten._standard_gamma,
-        ops.aten._weight_norm_interface,
-        ops.aten.batch_norm_backward,
-        ops.aten.binary_cross_entropy,
-        ops.aten.binary_cross_entropy_backward,
-        ops.aten.copysign.Tensor,
-        ops.aten.elu_backward,
-        ops.aten.float_power.Scalar,
-        ops.aten.floor_divide,
-        ops.aten.glu_backward,
-        ops.aten.hardsigmoid_backward,
-        ops.aten.hardswish_backward,
-        ops.aten.hardtanh_backward,
-        ops.aten.huber_loss_backward,
-        ops.aten.isin,
-        ops.aten.log_sigmoid_forward,
-        ops.aten.logit_backward,
-        ops.aten.mse_loss_backward,
-        ops.aten.native_batch_norm,
-        ops.aten.native_batch_norm_backward,
-        ops.aten.native_dropout_backward,
-        ops.aten.native_group_norm_backward,
-        ops.aten.native_layer_norm_backward,
-        ops.aten.pow.Scalar,
-        ops.aten.roll,
-        ops.aten.rrelu,
-        ops.aten.rrelu_with_noise,
-        ops.aten.rrelu_with_noise_backward,
-        ops.aten.rrelu_with_noise_functional,
-        ops.aten.smooth_l1_loss_backward,
-        ops.aten.softplus_backward,
-        ops.aten.special_xlog1py.default,
-        ops.aten.xlogy.Tensor,
-    }
-)
+UNKNOWN_LAYOUT = "fxremat_unknown_layout"  # in the ``meta`` of a node whose result may lie anyhow
 
 # In 16 bits they round the number first that they are given, which the operator does not.
 _ROUNDING = frozenset({torch.ops.aten.mul_.Scalar})
@@ -130,57 +86,13 @@ def is_plain(node: fx.Node) -> bool:
     return torch.Tag.maybe_aliasing_or_mutating not in operator.tags
 
 
-def mistraced(nodes: Iterable[fx.Node]) -> Set[fx.Node]:
-    """The nodes, of these in their order, whose results may lie otherwise than they were traced."""
-    found: set[fx.Node] = set()
-    for node in nodes:
-        if _is_mistraced(node) or (_lies_as_operands(node) and not found.isdisjoint(node.all_input_nodes)):
-            found.add(node)
-    return found
-
-
-def _is_mistraced(node: fx.Node) -> bool:
-    is_one = node.target in _MISTRACED or ops.packet(node) in _MISTRACED
-    return is_one and not all(map(_is_in_order, node.all_input_nodes))
-
-
-def _is_in_order(node: fx.Node) -> bool:
-    return all(_has_falling_strides(each) for each in ops.tensors(node.meta.get("val")))
-
-
-def _has_falling_strides(tensor: torch.Tensor) -> bool:
-    """Whether a dense tensor's elements lie in the order of its sizes."""
-    steps = [
-        graphs.hint(step) or 0 for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
-    ]
-    return _is_dense(tensor) and steps == sorted(steps, reverse=True)
-
-
-def _lies_as_operands(node: fx.Node) -> bool:
-    """Whether a node's result lies as what it is made of does."""
-    if (
-        ops.is_getitem(node)
-        or node.target is torch.ops.aten.clone.default
-        or ops.viewed_operand(node) is not None
-    ):
-        return True
-    return graphs.is_operator(node.target) and torch.Tag.pointwise in node.target.tags
-
-
-def writable_operands(node: fx.Node, unsure: Set[fx.Node] = frozenset()) -> tuple[fx.Node, ...]:
-    """The operands that a twin could write over: they are tensors laid out exactly as the result is.
-
-    Args:
-        node: The node.
-        unsure: Nodes that may lie otherwise than they were traced.
-    """
+def writable_operands(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The operands that a twin could write over: they are tensors laid out exactly as the result is."""
     result = node.meta.get("val")
-    if not isinstance(result, torch.Tensor) or not _is_dense(result) or _is_mistraced(node):
+    if not isinstance(result, torch.Tensor) or not _is_dense(result) or UNKNOWN_LAYOUT in node.meta:
         return ()
     exact = (twin for twin in twins(node) if twin.target not in _ROUNDING or result.dtype.itemsize > 2)
     places = [twin.argument for twin in exact if twin.argument < len(node.args)]
-    if not unsure.isdisjoint(node.all_input_nodes):
-        places = [place for place in places if place == 0]
     found = (node.args[place] for place in places)
     operands = dict.fromkeys(operand for operand in found if isinstance(operand, fx.Node))
     return tuple(operand for operand in operands if _has_layout_of(operand.meta.get("val"), result))

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from fxremat import given
 from fxremat.device import calibrate
+from fxremat.device.layouts import as_run
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
@@ -71,9 +73,9 @@ class MemoryModel(abc.ABC):
         """The part of a budget that is left free because the prediction is not exact."""
         return 0.0
 
-    def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
-        """For each node, bytes that it allocates and frees again while it runs."""
-        return calibrate.scratch_bytes(graph)
+    def as_run(self, graph: JointGraph) -> JointGraph:
+        """The graph with values as they lie, and the scratch bytes of its operators, when it runs."""
+        return as_run(graph)
 
     def copies(self, graph: JointGraph, binding: Binding) -> Copies:
         """The copies that all schedules of a graph have in common, as far as one of them shows."""
@@ -146,11 +148,12 @@ class Inductor(MemoryModel):
         """The same on all devices."""
         return INDUCTOR_MARGIN
 
-    def scratch_bytes(self, graph: JointGraph) -> tuple[int, ...]:
-        """Loops have none, for they run in registers, and what convolutions read is arranged for them."""
+    def as_run(self, graph: JointGraph) -> JointGraph:
+        """Loops need none, for they run in registers, and what convolutions read is arranged for them."""
         arranged = arranged_convolutions(graph)
         settled = is_settled(graph, arranged)
-        return calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=arranged, settled=settled)
+        scratch = calibrate.scratch_bytes(graph, in_registers=LOOPS, arranged=arranged, settled=settled)
+        return replace(graph, scratch_bytes=scratch)
 
     def copies(self, graph: JointGraph, binding: Binding) -> Copies:
         """Those of inputs that lie channels last, and of gradients."""

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fxremat
 from fxremat import InfeasibleBudgetError
-from fxremat.device.calibrate import scratch_bytes
+from fxremat.device.layouts import as_run
 from fxremat.predict.models import INDUCTOR_MARGIN
 
 EXACT = 0.01  # how far a prediction may be off without Inductor; with it, as far as the budget leaves free
@@ -184,9 +184,9 @@ def test_an_operators_first_run_takes_no_more_scratch_than_others(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workspace that a library allocates once, and keeps, is no operator's scratch memory."""
-    monkeypatch.setattr("fxremat.device.calibrate._scratch_bytes", {})
+    monkeypatch.setattr("fxremat.device.calibrate._seen", {})
     if device == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
     module = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()).to(device)
     graph = fxremat.capture(module, torch.randn(32, 64, device=device), loss=torch.sum, compiler="eager")
-    assert set(scratch_bytes(graph)) == {0}
+    assert set(as_run(graph).scratch_bytes) == {0}

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import fxremat
 from fxremat.device import calibrate
+from fxremat.device.layouts import as_run
 from fxremat.errors import FxrematError
 from fxremat.measure import held_bytes, measure_peak
 
@@ -101,10 +102,10 @@ def test_a_call_is_measured_beside_a_profiler() -> None:
 def test_scratch_memory_is_the_same_under_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """So plans are, and the user's figures hold none of our operators."""
     graph = fxremat.capture(Rolled(), torch.ones(64, 64), loss=torch.sum)
-    monkeypatch.setattr(calibrate, "_scratch_bytes", {})
-    expected = calibrate.scratch_bytes(graph)
+    monkeypatch.setattr(calibrate, "_seen", {})
+    expected = as_run(graph).scratch_bytes
     assert max(expected) == 64 * 64 * 4
-    monkeypatch.setattr(calibrate, "_scratch_bytes", {})
+    monkeypatch.setattr(calibrate, "_seen", {})
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        assert calibrate.scratch_bytes(graph) == expected
+        assert as_run(graph).scratch_bytes == expected
     assert "aten::roll" not in {event.key for event in recorded.key_averages()}

@@ -43,7 +43,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 from fxremat._torch import partitioners, profilers
 from fxremat.driver.partitioner import has_backward
-from fxremat.driver.pipeline import choose, make_problem, solve, split, with_scratch_bytes
+from fxremat.driver.pipeline import as_run, choose, make_problem, solve, split
 from fxremat.emit.rewrite import rewrite
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand
@@ -143,7 +143,18 @@ def of_program(seed: int) -> Ran:
         raise Refused(f"refused by PyTorch: {type(error).__name__}") from error
     if caught.module is None or not caught.tangents or not has_backward(caught.module, caught.count):
         raise Refused("no backward ran")
-    return as_it_is(caught.module, caught.count, caught.primals, caught.tangents)
+    ran = as_it_is(caught.module, caught.count, caught.primals, caught.tangents)
+    if _is_torn(ran):
+        raise Refused("refused: PyTorch takes apart inputs that share memory")
+    return ran
+
+
+def _is_torn(ran: Ran) -> bool:
+    """Whether what is written lies in another input too, which only the program knows."""
+    stores = [each.untyped_storage()._cdata for each in ran.primals if isinstance(each, Tensor)]
+    pairs = zip(ran.primals, ran.written, strict=True)
+    written = [each for each, after in pairs if isinstance(each, Tensor) and not agree(each, after)]
+    return any(stores.count(each.untyped_storage()._cdata) > 1 for each in written)
 
 
 class _Capture:
@@ -212,7 +223,7 @@ def problem_of(ran: Ran) -> Problem:
     partitioners.cse(ran.module)
     partitioners.force_saves(ran.module)
     graph = JointGraph.from_fx(ran.module, ran.count, redraws=True)
-    graph = with_scratch_bytes(graph, model(OPTIONS.fusion))
+    graph = as_run(graph, model(OPTIONS.fusion))
     return make_problem(graph, fusion=OPTIONS.fusion, time_limit_seconds=SEARCH_SECONDS)
 
 

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 import fxremat
 from fxremat._torch import graphs
 from fxremat._torch.compilers import Origin
-from fxremat.device.calibrate import scratch_bytes
+from fxremat.device.layouts import as_run
 from fxremat.graph import ops
 from fxremat.measure import held_bytes, measure_peak
 
@@ -466,8 +466,7 @@ class Surprise:
 
 def surprises(model: nn.Module) -> list[Surprise]:
     """The nodes of a model's joint graph that allocate more than was predicted, when run one by one."""
-    graph = fxremat.capture(model, torch.ones(()))
-    graph = replace(graph, scratch_bytes=scratch_bytes(graph))
+    graph = as_run(fxremat.capture(model, torch.ones(())))
     assert graph.module is not None
     watch = _Watch(graph.module)
     torch.manual_seed(0)

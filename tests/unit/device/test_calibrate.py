@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fxremat
 from fxremat._torch import graphs
 from fxremat.device import calibrate
-from fxremat.device.calibrate import scratch_bytes
+from fxremat.device.calibrate import UNSEEN, Seen
+from fxremat.device.layouts import as_run
 from fxremat.graph import ops
 from fxremat.predict.models import model
 
@@ -39,7 +40,7 @@ def test_a_look_for_errors_has_scratch_memory() -> None:
     graph = fxremat.capture(Factored(), torch.eye(4).expand(256, 4, 4))
     found = [
         scratch
-        for node, scratch in zip(graph.fx_nodes, scratch_bytes(graph), strict=True)
+        for node, scratch in zip(graph.fx_nodes, as_run(graph).scratch_bytes, strict=True)
         if graphs.is_effectful(node.target)
     ]
     assert len(found) == 1 and found[0] >= 256  # a truth value for each matrix
@@ -52,16 +53,16 @@ def test_convolutions_run_on_images_as_inductor_lays_them_out(
     """Channels last where they work so: always with oneDNN on a CPU, else, as on a GPU, if that pays."""
     seen: dict[str, tuple[tuple[int, ...], ...]] = {}
 
-    def note(example: Any) -> int:
+    def note(example: Any) -> Seen:
         seen[example.node.name] = example.strides
-        return 0
+        return UNSEEN
 
-    monkeypatch.setattr(calibrate, "_scratch_bytes", {})
-    monkeypatch.setattr(calibrate, "_scratch", note)
+    monkeypatch.setattr(calibrate, "_seen", {})
+    monkeypatch.setattr(calibrate, "_see", note)
     network = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3))
     with torch.backends.mkldnn.flags(enabled=is_arranged):
         graph = fxremat.capture(network, torch.randn(2, 4, 16, 16))
-        model("inductor").scratch_bytes(graph)
+        model("inductor").as_run(graph)
     convolutions = [node for node in graph.fx_nodes if ops.has_convolution(node)]
     assert len(convolutions) == 4
     for node in convolutions:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import fxremat
 from fxremat._torch import compilers
-from fxremat.device.calibrate import scratch_bytes
+from fxremat.device.layouts import as_run
 from fxremat.errors import ScheduleError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import Phase
@@ -499,8 +499,7 @@ def measured_peak(graph: JointGraph, fusion: str) -> int:
 @given(networks(), st.integers(0, 3))
 def test_the_peak_is_the_allocators(fusion: str, network: Network, seed: int) -> None:
     """The forward and the backward of a random model allocate what was predicted."""
-    graph = traced(network)
-    graph = replace(graph, scratch_bytes=scratch_bytes(graph))
+    graph = as_run(traced(network))
     schedule = random_schedule(graph, seed)
     measured = measured_peak(fxremat.rewrite(graph, schedule), fusion)
     assert 0 <= measured - profile(graph, schedule, fusion).peak_bytes <= SCALAR_BYTES

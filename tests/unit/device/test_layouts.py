@@ -1,0 +1,109 @@
+"""How the values of a graph lie that runs as it is, where PyTorch traces them otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxremat.device import calibrate
+from fxremat.device.layouts import as_run
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.twins import UNKNOWN_LAYOUT
+
+aten = torch.ops.aten
+
+
+def graph_of(function: Callable[..., Any], *inputs: Tensor, tracing_mode: str = "fake") -> JointGraph:
+    """The graph of a function of tensors, which returns one."""
+    return JointGraph.from_fx(make_fx(function, tracing_mode=tracing_mode)(*inputs), 1)
+
+
+def strides(graph: JointGraph) -> dict[Any, tuple[int, ...]]:
+    """The strides of what the operators return that return a tensor, by operator."""
+    values = ((node.target, node.meta.get("val")) for node in graph.fx_nodes if node.op == "call_function")
+    return {target: value.stride() for target, value in values if isinstance(value, Tensor)}
+
+
+def unknown(graph: JointGraph) -> list[str]:
+    """The operators whose results may lie anyhow."""
+    return [str(node.target) for node in graph.fx_nodes if UNKNOWN_LAYOUT in node.meta]
+
+
+def normalised(x: Tensor) -> Tensor:
+    """A batch normalisation, whose result lies in the order of its sizes whatever it reads."""
+    return aten.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0]
+
+
+TURNED = torch.randn(40, 6).t()
+
+
+def test_what_lies_as_it_was_traced_is_left_alone() -> None:
+    """The nodes are the same."""
+    graph = graph_of(lambda x: normalised(x).relu(), torch.randn(6, 40))
+    assert as_run(graph).module is graph.module
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        torch.relu,
+        lambda x: x.view(2, 3, 40).sin(),
+        lambda x: x.t().exp(),
+        lambda x: x.split([4, 2])[0].cos(),
+        lambda x: torch.stack([x, x]).mean(0),
+        lambda x: x @ x.t(),
+    ],
+)
+def test_each_value_lies_as_it_does_when_it_runs(then: Callable[[Tensor], Tensor]) -> None:
+    """Through views, parts and operators that follow what they read."""
+
+    def function(x: Tensor) -> Tensor:
+        return then(normalised(x))
+
+    graph = graph_of(function, TURNED)
+    laid = as_run(graph)
+    assert strides(laid) != strides(graph) and unknown(laid) == []
+
+    class Watch(fx.Interpreter):
+        def run_node(self, node: fx.Node) -> Any:
+            result = super().run_node(node)
+            if isinstance(result, Tensor) and node.op == "call_function":
+                assert result.stride() == node.meta["val"].stride(), node.format_node()
+            return result
+
+    assert laid.module is not None
+    Watch(laid.module).run(TURNED)
+
+
+def test_the_graph_itself_stays_as_it_was_traced() -> None:
+    """It is a value."""
+    graph = graph_of(normalised, TURNED)
+    before = strides(graph)
+    assert strides(as_run(graph)) != before and strides(graph) == before
+
+
+def test_what_follows_is_unknown_where_an_operator_cannot_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is what is computed of it; the others are known."""
+    is_runnable = calibrate._is_runnable
+    monkeypatch.setattr(
+        calibrate, "_is_runnable", lambda node: node.target is not aten.sin.default and is_runnable(node)
+    )
+    graph = as_run(graph_of(lambda x: normalised(x).exp().sin().cos() + x.sin(), TURNED))
+    assert unknown(graph) == ["aten.sin.default", "aten.cos.default", "aten.add.Tensor"]
+
+
+def test_a_view_that_has_to_copy_is_unknown() -> None:
+    """It was traced as one that need not."""
+    graph = as_run(graph_of(lambda x: normalised(x).t().view(10, 24), TURNED))
+    assert unknown(graph) == ["aten.view.default"]
+
+
+def test_symbolic_sizes_that_lie_otherwise_are_unknown() -> None:
+    """Their strides would be numbers."""
+    graph = as_run(graph_of(lambda x: normalised(x).exp(), TURNED, tracing_mode="symbolic"))
+    assert "aten.exp.default" in unknown(graph)
