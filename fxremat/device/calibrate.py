@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from tabulate import tabulate
@@ -60,7 +60,17 @@ SECONDS_DIGITS = 3
 _Figure = TypeVar("_Figure", "Seen", "float | None")
 
 Strides = tuple[int, ...]
-Layout = tuple[Strides | None, ...]  # of what an operator returns; None for what is no tensor
+
+
+class Form(NamedTuple):
+    """What a tensor is like."""
+
+    sizes: tuple[int, ...]
+    strides: Strides
+    dtype: torch.dtype
+
+
+Forms = tuple[Form | None, ...]  # of what an operator returns; None for what is no tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +79,11 @@ class Seen:
 
     Attributes:
         scratch_bytes: What it allocated and freed again.
-        layout: How what it returned lies; None where it could not be run.
+        forms: What its results are like; None where it could not be run.
     """
 
     scratch_bytes: int
-    layout: Layout | None
+    forms: Forms | None
 
 
 UNSEEN = Seen(0, None)
@@ -366,11 +376,11 @@ def _see_all(examples: Iterable[_Example]) -> list[Seen]:
 
 def _see(example: _Example) -> Seen:
     device = _device(example.node)
-    layout: list[Strides | None] = []
+    forms: list[Form | None] = []
 
     def run() -> object:
         results = call()
-        layout[:] = layout_of(results)
+        forms[:] = forms_of(results)
         return results
 
     for definite in (False, True):
@@ -380,14 +390,16 @@ def _see(example: _Example) -> Seen:
                 call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
             peak_bytes, end_bytes = held_bytes(run, device)
             scratch = max(0, peak_bytes - max(end_bytes, ops.value_bytes(example.node)))
-            return Seen(scratch, tuple(layout))
+            return Seen(scratch, tuple(forms))
     return UNSEEN
 
 
-def layout_of(value: object) -> Layout:
-    """The strides of each leaf of what an operator returns."""
+def forms_of(value: object) -> Forms:
+    """What each leaf of an operator's result is like."""
     return tuple(
-        each.stride() if isinstance(each, torch.Tensor) and each.layout is torch.strided else None
+        Form(tuple(each.shape), each.stride(), each.dtype)
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided
+        else None
         for each in graphs.leaves(value)
     )
 

@@ -14,7 +14,7 @@ it; it is none. A library's gradient kernel promises no more than that the gradi
 twin that calls its result ``grad_input`` takes the place of its first argument alone.
 
 What is written over lies as the result would, which is where the operator puts it and not always where it was
-traced (``device/layouts.py``). A result of unknown layout is written over nothing.
+traced (``device/results.py``). A result of unknown layout is written over nothing.
 
 An operator that is tagged to return an operand as it is, now and then, is not touched, nor what it reads.
 
@@ -38,7 +38,7 @@ from fxremat.graph.generators import redraw
 # Their twins compute the result in memory of their own and copy it.
 _COPYING = frozenset({torch.ops.aten.mvlgamma.default})
 
-UNKNOWN_LAYOUT = "fxremat_unknown_layout"  # in the ``meta`` of a node whose result may lie anyhow
+UNKNOWN_LAYOUT = "fxremat_unknown_layout"  # in the ``meta`` of a node whose result may be anyhow
 
 # In 16 bits they round the number first that they are given, which the operator does not.
 _ROUNDING = frozenset({torch.ops.aten.mul_.Scalar})

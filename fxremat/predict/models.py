@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from fxremat import given
 from fxremat.device import calibrate
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fxremat
 from fxremat import InfeasibleBudgetError
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.predict.models import INDUCTOR_MARGIN
 
 EXACT = 0.01  # how far a prediction may be off without Inductor; with it, as far as the budget leaves free

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import fxremat
 from fxremat.device import calibrate
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.errors import FxrematError
 from fxremat.measure import held_bytes, measure_peak
 

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 import fxremat
 from fxremat._torch import graphs
 from fxremat._torch.compilers import Origin
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.graph import ops
 from fxremat.measure import held_bytes, measure_peak
 

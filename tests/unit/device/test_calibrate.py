@@ -13,7 +13,7 @@ import fxremat
 from fxremat._torch import graphs
 from fxremat.device import calibrate
 from fxremat.device.calibrate import UNSEEN, Seen
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.graph import ops
 from fxremat.predict.models import model
 

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.ops import viewed_operand
 from fxremat.graph.twins import UNKNOWN_LAYOUT, Twin, is_plain, twins, writable_operands, write_over
@@ -129,7 +129,7 @@ def test_an_expanded_operand_cannot_be_written_over() -> None:
 
 
 def test_what_may_lie_anyhow_is_written_over_nothing() -> None:
-    """Nor is what reads it, which is said of that as well (``device/layouts.py``)."""
+    """Nor is what reads it, which is said of that as well (``device/results.py``)."""
     sketch = Sketch()
     node = sketch.call("y", aten.relu.default, sketch.input("x", 4, 4))
     assert writable_operands(node)

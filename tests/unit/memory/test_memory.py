@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import fxremat
 from fxremat._torch import compilers
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.errors import ScheduleError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import Phase

@@ -1,4 +1,4 @@
-"""How the values of a graph lie that runs as it is, where PyTorch traces them otherwise."""
+"""What the operators of a graph return that runs as it is, where PyTorch traces something else."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxremat.device import calibrate
-from fxremat.device.layouts import as_run
+from fxremat.device.results import as_run
 from fxremat.graph.joint import JointGraph
+from fxremat.graph.ops import tensors
 from fxremat.graph.twins import UNKNOWN_LAYOUT
 
 aten = torch.ops.aten
@@ -48,6 +49,18 @@ def test_what_lies_as_it_was_traced_is_left_alone() -> None:
     assert as_run(graph).module is graph.module
 
 
+class Compare(fx.Interpreter):
+    """Runs a graph, and compares what each operator returns with what its node says."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        """The result of a node, which is as the graph says."""
+        result = super().run_node(node)
+        values = node.meta.get("val", result)
+        for real, said in zip(tensors(result), tensors(values), strict=True):
+            assert (real.shape, real.stride(), real.dtype) == (said.shape, said.stride(), said.dtype), node
+        return result
+
+
 @pytest.mark.parametrize(
     "then",
     [
@@ -66,18 +79,27 @@ def test_each_value_lies_as_it_does_when_it_runs(then: Callable[[Tensor], Tensor
         return then(normalised(x))
 
     graph = graph_of(function, TURNED)
-    laid = as_run(graph)
-    assert strides(laid) != strides(graph) and unknown(laid) == []
+    found = as_run(graph)
+    assert strides(found) != strides(graph) and unknown(found) == []
+    assert found.module is not None and found.storage_bytes == graph.storage_bytes
+    Compare(found.module).run(TURNED)
 
-    class Watch(fx.Interpreter):
-        def run_node(self, node: fx.Node) -> Any:
-            result = super().run_node(node)
-            if isinstance(result, Tensor) and node.op == "call_function":
-                assert result.stride() == node.meta["val"].stride(), node.format_node()
-            return result
 
-    assert laid.module is not None
-    Watch(laid.module).run(TURNED)
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
+def test_statistics_have_the_dtype_of_the_kernel(tracing_mode: str) -> None:
+    """A layer normalisation of 16 bits with weights of 32 bits keeps statistics of 32."""
+    values = torch.randn(40, 6, dtype=torch.bfloat16), torch.ones(6), torch.zeros(6)
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        _, mean, deviation = aten.native_layer_norm(x, [6], weight, bias, 1e-5)
+        return (mean - deviation).view(40).exp()
+
+    graph = graph_of(function, *values, tracing_mode=tracing_mode)
+    found = as_run(graph)
+    assert unknown(found) == [] and found.module is not None
+    assert sum(found.storage_bytes) == sum(graph.storage_bytes) + 4 * 40 * 2
+    if tracing_mode == "fake":
+        Compare(found.module).run(*values)
 
 
 def test_the_graph_itself_stays_as_it_was_traced() -> None:
