@@ -30,7 +30,7 @@ from fxremat.device.calibrate import UNSEEN, Form, Forms, Seen, forms_of, run_al
 from fxremat.device.rates import REFUSALS
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.nodes import analyse
+from fxremat.graph.nodes import TRACED, analyse
 from fxremat.graph.twins import UNKNOWN_LAYOUT
 
 
@@ -76,6 +76,7 @@ def _correct(nodes: Sequence[fx.Node], seen: list[Seen]) -> None:
             continue
         pairs = zip(graphs.leaves(node.meta["val"]), seen[index].forms or (), strict=False)
         if is_known and all(itertools.starmap(_can_be_like, pairs)):
+            node.meta[TRACED] = node.meta["val"]
             node.meta["val"] = _value_like(node.meta["val"], seen[index].forms or ())
             changed.add(node)
         else:

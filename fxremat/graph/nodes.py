@@ -27,6 +27,8 @@ STEP = (
     "fxremat_step"  # key in the fx meta of a rewritten graph's nodes: the step of the schedule that each is
 )
 
+TRACED = "fxremat_traced"  # key in the fx meta of a node whose value was corrected: what was traced
+
 
 class Phase(enum.Enum):
     """The part a node plays in a training step; see the module's terms."""

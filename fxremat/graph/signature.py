@@ -31,6 +31,7 @@ from torch import fx
 from fxremat._torch import graphs
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
+from fxremat.graph.nodes import TRACED
 
 DIGITS = 12  # of a digest, hexadecimal
 _MOST_KINDS = 3  # of operators that a difference lists
@@ -158,7 +159,8 @@ class _Reading:
             return Row(name, "", f"{graph.node_bytes(node)} bytes", _digest(repr(reads)), use)
         of = graph.fx_nodes[node]
         told = f"{self._argument(of.args)} {self._argument(of.kwargs)}"
-        return Row(name, ops.title(of), _value(of.meta.get("val")), _digest(told), use)
+        traced = of.meta.get(TRACED, of.meta.get("val"))  # alike on machines whose kernels are not
+        return Row(name, ops.title(of), _value(traced), _digest(told), use)
 
     def _reference(self, node: int) -> str:
         if node < self._graph.num_inputs:

@@ -14,6 +14,7 @@ from fxremat.device import calibrate
 from fxremat.device.results import as_run
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.ops import tensors
+from fxremat.graph.signature import signature
 from fxremat.graph.twins import UNKNOWN_LAYOUT
 
 aten = torch.ops.aten
@@ -129,3 +130,11 @@ def test_symbolic_sizes_that_lie_otherwise_are_unknown() -> None:
     """Their strides would be numbers."""
     graph = as_run(graph_of(lambda x: normalised(x).exp(), TURNED, tracing_mode="symbolic"))
     assert "aten.exp.default" in unknown(graph)
+
+
+def test_a_graph_is_recognised_by_what_was_traced() -> None:
+    """So that a plan fits where kernels are others."""
+    values = torch.randn(40, 6, dtype=torch.bfloat16), torch.ones(6), torch.zeros(6)
+    graph = graph_of(lambda x, *both: aten.native_layer_norm(x, [6], *both, 1e-5)[1].exp(), *values)
+    found = as_run(graph)
+    assert found.storage_bytes != graph.storage_bytes and signature(found) == signature(graph)
