@@ -74,7 +74,7 @@ def _correct(nodes: Sequence[fx.Node], seen: list[Seen]) -> None:
             is_known = seen[index].forms is not None
         if is_known and _is_like(node, seen[index].forms):
             continue
-        pairs = zip(graphs.leaves(node.meta["val"]), seen[index].forms or (), strict=False)
+        pairs = zip(graphs.leaves(node.meta.get("val")), seen[index].forms or (), strict=False)
         if is_known and all(itertools.starmap(_can_be_like, pairs)):
             node.meta[TRACED] = node.meta["val"]
             node.meta["val"] = _value_like(node.meta["val"], seen[index].forms or ())
