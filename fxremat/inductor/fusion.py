@@ -40,8 +40,8 @@ On a CPU three more:
 7. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
    all elements.
 8. *Ranges.* Loops over the same elements are fused where they run over the same ranges, one inside of the
-   other, or one over all as if they had one dimension. A loop that reads one mask for several heads, and one
-   over rows that reads none, are not (``nests.py``).
+   other, or one over all as if they had one dimension, of the same sizes. A loop that reads one mask for
+   several heads, and one over rows that reads none, are not (``nests.py``).
 
 Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need all
 the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here.

@@ -11,6 +11,8 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
+from fxremat._torch import graphs
+from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
@@ -127,9 +129,21 @@ class Grouping:
         Those of one of its loops will do: Inductor makes one of these two first.
         """
         first, second = kernel.ranges, self._ranges[step]
-        if first is None or second is None or may_share(first, second, kernel in producers):
+        if first is None or second is None:
             return True
+        if may_share(first, second, kernel in producers):
+            is_split = first.is_flat != second.is_flat and not (first.reduced or second.reduced)
+            return not is_split or self._sizes(step) in map(self._sizes, kernel.steps)
         return any(self._ranges[each] == second for each in kernel.steps)
+
+    def _sizes(self, step: int) -> tuple[int | None, ...]:
+        """The sizes of a realized value, as the view of it has them that it is made for.
+
+        A loop over all elements is split like another only if both were made for the same.
+        """
+        shown = self.inlining.shown_as(step)
+        values = ops.tensors(self.graph.fx_nodes[self.binding.nodes[shown]].meta.get("val"))
+        return tuple(map(graphs.hint, next(values).shape))
 
     def _puts_read(self, step: int) -> Collection[Kernel | None]:
         """The kernels that write to places of what a step reads: it is complete when they have run."""

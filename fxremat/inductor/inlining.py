@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS, Kind
 from fxremat.graph.schedule import Binding
@@ -280,6 +281,13 @@ class Inlining:
         if place == step or not self.is_external(place):
             return None
         return place if self._read_by(place, step) else None
+
+    def shown_as(self, step: int) -> int:
+        """The view of a value that a convolution reads, if it is made for that; itself elsewhere."""
+        kernel = self.made_for(step)
+        if kernel is None or not ops.has_convolution(self.graph.fx_nodes[self.binding.nodes[kernel]]):
+            return step
+        return self._read_by(kernel, step)[0]
 
     def _read_by(self, kernel: int, step: int) -> Sequence[int]:
         """How a kernel reads a value: itself, or views of it."""

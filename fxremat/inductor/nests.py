@@ -5,10 +5,12 @@ images is one loop over all elements; times a number for each channel it is two,
 On a CPU loops are fused that have the same ranges, or one inside of the other; a mask that attention reads
 for each of several heads is enough to keep two loops over the same elements apart.
 
-A value's elements are counted in the order of its sizes, for images channels last where convolutions work
-so. What keeps two dimensions apart is then a number: how many elements lie inside of the outer one (its
-*block*). A value that is computed inside of its reader hands on its blocks, views and broadcasts translate
-them. None where the indices of a loop are not known; what is not known keeps nothing apart.
+A value's elements are counted as it was traced to lie, for images channels last where convolutions work so:
+what follows a convolution over a sequence runs in its order, with the features apart. A loop that reads
+values of both orders takes that which was traced. What keeps two dimensions apart is then a number: how many
+elements lie inside of the outer one (its *block*). A value that is computed inside of its reader hands on its
+blocks, views and broadcasts translate them. None where the indices of a loop are not known; what is not known
+keeps nothing apart.
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ def _sizes(outer: int, inner: int, blocks: Iterable[int]) -> tuple[int, ...]:
 def may_share(first: Ranges, second: Ranges, reads: bool) -> bool:
     """Whether a loop may run in the kernel of an earlier one.
 
-    What Inductor makes of a loop over all elements, which can be split as any other is, is left open: it may.
+    A loop over all elements is split as another is if both were made for the same sizes (``grouping.py``).
 
     Args:
         first: The earlier one's ranges.
@@ -225,7 +227,19 @@ def _of_loop(
         is_elementwise = value is not None and not (is_last and value.dim() == _IMAGE)
     if not is_elementwise or value is None:
         return None
-    return [_broadcast(value, _tensor(each), is_last, each.op == "placeholder") for each in operands]
+    order = _order(value, is_last)
+    if loop.reduction is not None:
+        order = _reduced_last(value, order, loop.reduction.read // max(1, loop.reduction.written))
+    return [_broadcast(value, order, _tensor(each), is_last, each.op == "placeholder") for each in operands]
+
+
+def _reduced_last(value: torch.Tensor, order: Sequence[int], reduced: int) -> Sequence[int]:
+    """An order of dimensions with those last that are reduced, the innermost of the sizes."""
+    inner = value.dim()
+    while reduced > 1 and inner:
+        inner -= 1
+        reduced //= max(1, _hints(value.shape)[inner])
+    return [*(at for at in order if at < inner), *range(inner, value.dim())]
 
 
 def _is_inner(reduction: Reduction | None) -> bool:
@@ -247,29 +261,34 @@ def _of_view(
 
 
 def _broadcast(
-    value: torch.Tensor, operand: torch.Tensor | None, is_last: bool, is_given: bool
+    value: torch.Tensor, order: Sequence[int], operand: torch.Tensor | None, is_last: bool, is_given: bool
 ) -> _Access | None:
     """How an elementwise loop goes through an operand.
 
     Args:
         value: What the loop computes, or reduces.
+        order: Its dimensions, as the loop runs through them.
         operand: The operand.
         is_last: Whether images lie channels last.
         is_given: Whether it is an input of the graph, which lies as it was traced.
     """
-    if operand is None or operand.dim() > value.dim():
+    if operand is None or operand.dim() > value.dim() or (is_given and not operand.is_contiguous()):
         return None
-    missing = value.dim() - operand.dim()
-    order = _order(value, is_last)
-    sizes = [_hints(value.shape)[at] for at in order]
-    own = [([1] * missing + _hints(operand.shape))[at] for at in order]
-    if is_given and not (operand.is_contiguous() and order == range(value.dim())):
+    missing, sizes = value.dim() - operand.dim(), _hints(value.shape)
+    read = [1] * missing + _hints(operand.shape)
+    if is_last and value.dim() == _IMAGE:
+        if is_given:
+            return None
+        steps = _steps_along(read, order)  # what has fewer dimensions lies as the image does
+    else:
+        steps = [0] * missing + _steps_along(read[missing:], _order(operand, is_last))
+    if any(each not in (1, size) for each, size in zip(read, sizes, strict=True)):
         return None
-    if own == sizes:
+    steps = [0 if each == 1 else step for each, step in zip(read, steps, strict=True)]
+    found = [(size, step) for at in order if (size := sizes[at]) > 1 for step in (steps[at],)]
+    if read == sizes and [step for _, step in found] == _steps([size for size, _ in found]):
         return SAME
-    if any(each not in (1, size) for each, size in zip(own, sizes, strict=True)):
-        return None
-    return _through(sizes, [0 if each == 1 else step for each, step in zip(own, _steps(own), strict=True)])
+    return _through([sizes[at] for at in order], [steps[at] for at in order])
 
 
 def _looked_at(view: torch.Tensor | None, base: torch.Tensor | None, is_last: bool) -> _Access | None:
@@ -280,9 +299,11 @@ def _looked_at(view: torch.Tensor | None, base: torch.Tensor | None, is_last: bo
         return SAME
     if is_last and _IMAGE in (view.dim(), base.dim()):
         return _looked_at_image(view, base)
-    steps = [_step(stride, base) for stride in _hints(view.stride(), 0)]
+    order = _order(view, is_last)
+    steps = [_step(_hints(view.stride(), 0)[at], base, is_last) for at in order]
     known = [step for step in steps if step is not None]
-    return _through(_hints(view.shape), known) if len(known) == len(steps) else None
+    sizes = [_hints(view.shape)[at] for at in order]
+    return _through(sizes, known) if len(known) == len(steps) else None
 
 
 def _laid_out(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -313,12 +334,13 @@ def _looked_at_image(view: torch.Tensor, base: torch.Tensor) -> _Access | None:
     return _through(sizes, [0 if each == 1 and size > 1 else step for each, size, step in steps])
 
 
-def _step(stride: int, base: torch.Tensor) -> int | None:
-    """How many elements of a value, in the order of its sizes, lie between two that lie so far apart."""
+def _step(stride: int, base: torch.Tensor, is_last: bool) -> int | None:
+    """How many elements of a value, in its order, lie between two that lie so far apart."""
     if stride == 0:
         return 0
     sizes = _hints(base.shape)
-    for size, own, step in zip(sizes, _hints(base.stride(), 0), _steps(sizes), strict=True):
+    steps = _steps_along(sizes, _order(base, is_last))
+    for size, own, step in zip(sizes, _hints(base.stride(), 0), steps, strict=True):
         if size > 1 and own and own <= stride < own * size and stride % own == 0:
             return step * (stride // own)
     return None
@@ -337,7 +359,22 @@ def _through(sizes: Sequence[int], steps: Sequence[int]) -> _Access:
 
 
 def _order(value: torch.Tensor, is_last: bool) -> Sequence[int]:
-    return _CHANNELS_LAST if is_last and value.dim() == _IMAGE else range(value.dim())
+    """The dimensions of a value, those first whose elements lie far apart."""
+    if is_last and value.dim() == _IMAGE:
+        return _CHANNELS_LAST
+    strides = _hints(value.stride(), 0)
+    apart = [size > 1 for size in _hints(value.shape)]
+    if not all(step for step, several in zip(strides, apart, strict=True) if several):
+        return range(value.dim())
+    return sorted(range(value.dim()), key=lambda at: -strides[at] if apart[at] else -math.inf)
+
+
+def _steps_along(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
+    """For each dimension, how many elements lie inside of it if they are counted in this order."""
+    found = [1] * len(sizes)
+    for at, step in zip(order, _steps([sizes[at] for at in order]), strict=True):
+        found[at] = step
+    return found
 
 
 def _steps(sizes: Sequence[int]) -> list[int]:

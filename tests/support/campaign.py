@@ -146,6 +146,9 @@ def of_program(seed: int) -> Ran:
     ran = as_it_is(caught.module, caught.count, caught.primals, caught.tangents)
     if _is_torn(ran):
         raise Refused("refused: PyTorch takes apart inputs that share memory")
+    again = as_it_is(ran.module, ran.count, ran.primals, ran.tangents)
+    if not all(map(agree, again.results, ran.results)):
+        raise Refused("refused: reads memory that nothing was written to")  # a noise that PyTorch leaves so
     return ran
 
 

@@ -17,7 +17,7 @@ from fxremat.driver import pipeline
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import bind
 from fxremat.inductor import fusion
-from fxremat.inductor.grouping import Grouping
+from fxremat.inductor.grouping import Grouping, group
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.nests import Ranges, nests
 from fxremat.inductor.segments import recomputation
@@ -97,10 +97,17 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
     return (left * right.tanh()).permute(0, 2, 1).contiguous().exp() @ x
 
 
+def turned(x: Tensor, weight: Tensor) -> Tensor:
+    """A convolution over a sequence whose features come last, and what is done to its result."""
+    found = functional.silu(functional.conv1d(x.transpose(1, 2), weight, padding=1).transpose(1, 2))
+    return (found - found.sum(-1, keepdim=True)).square() + x
+
+
 SHAPES: dict[Callable[..., Tensor], list[tuple[int, ...]]] = {
     attention: [(2, 4, 16, 16), (2, 4, 16, 16), (16, 16)],
     normalised: [(4, 8, 16), (16, 16)],
     parts: [(4, 8, 16), (16, 16)],
+    turned: [(4, 16, 8), (8, 8, 3)],
 }
 
 
@@ -154,3 +161,22 @@ def test_loops_of_other_ranges_are_kernels_of_their_own(monkeypatch: pytest.Monk
     kernels = dict(zip(graph.names, grouping.kernels, strict=True))
     assert kernels["exp"] is not kernels["sum_1"]
     assert fusion.lower(graph, binding).materialised[graph.names.index("exp")]
+
+
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    """A gate that is computed of a convolution over a sequence whose features come last."""
+    gate = functional.conv1d(x.transpose(1, 2), weight, padding=1).transpose(1, 2)
+    return (functional.silu(gate) * x).square().sum()
+
+
+@pytest.mark.usefixtures("scheduled")
+def test_a_loop_over_all_elements_is_split_for_its_own_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient that a convolution reads is a loop over its sizes; the sigmoid's sizes are others."""
+    args = [torch.randn(shape, requires_grad=True) for shape in [(4, 64, 48), (48, 48, 3)]]
+    graph = graph_of(Function(gated), *args, monkeypatch=monkeypatch)
+    grouping = group(graph, bind(graph, graph.names))
+    kernels = dict(zip(graph.names, grouping.kernels, strict=True))
+    viewed = graph.nodes[graph.index["convolution_backward"]].operands[0]
+    read = graph.nodes[viewed].shares
+    assert read is not None and kernels["sigmoid"] is not None
+    assert kernels[graph.nodes[read].name] is not kernels["sigmoid"]
