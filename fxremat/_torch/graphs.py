@@ -40,6 +40,7 @@ __all__ = [
     "annotate",
     "at_sizes",
     "call",
+    "copy_of",
     "dear_functions",
     "has_registered_effect",
     "hint",
@@ -65,6 +66,17 @@ __all__ = [
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _sizes: ContextVar[Mapping[Any, int] | None] = ContextVar("fxremat_sizes", default=None)
+
+
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph module with nodes of its own, the output's facts included."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    copy = fx.GraphModule(module, graph)
+    copy.meta.update(module.meta)
+    return copy
 
 
 def leaves(value: object) -> list[Any]:

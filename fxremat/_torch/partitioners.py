@@ -20,7 +20,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fxremat._torch import patches
-from fxremat._torch.graphs import call, is_opaque, is_symbolic
+from fxremat._torch.graphs import call, copy_of, is_opaque, is_symbolic
 from fxremat._torch.mincut import minimum_cut
 
 __all__ = [
@@ -46,14 +46,10 @@ def cse(module: fx.GraphModule) -> None:
 
 def without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a joint graph without the tags of ``torch.utils.checkpoint``, of whatever policy."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+    bare = copy_of(module)
+    for node in bare.graph.nodes:
         for tag in ("recompute", "ac_graph_id"):
-            copies[node].meta.pop(tag, None)
-    bare = fx.GraphModule(module, graph)
-    bare.meta.update(module.meta)
+            node.meta.pop(tag, None)
     return bare
 
 

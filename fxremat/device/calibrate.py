@@ -2,11 +2,12 @@
 
 Two figures no formula gives are read off: the *scratch* bytes that an operator allocates and frees again
 while it runs (a convolution's reordered operands, a dropout's random numbers, a result that is rolled twice),
-and its seconds. An operator is run alone, in a thread of its own, on example operands of the traced sizes,
-once per target, sizes, dtypes, strides and other arguments: its scratch in each process, its seconds once for
-all processes, for they are kept in the device's ledger. Random states are restored. Operators with effects,
-of unknown purity, on devices that are not there, that refuse the examples, or that would trust them blindly,
-have no scratch that is known: 0, and no seconds.
+and its seconds; and what its results are like, which is not always as it was traced (``results.py``). An
+operator is run alone, in a thread of its own, on example operands of the traced sizes, once per target,
+sizes, dtypes, strides and other arguments: its scratch in each process, its seconds once for all processes,
+for they are kept in the device's ledger. Random states are restored. Operators with effects, of unknown
+purity, on devices that are not there, that refuse the examples, or that would trust them blindly, have no
+scratch that is known: 0, and no seconds.
 """
 
 from __future__ import annotations

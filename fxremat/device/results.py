@@ -17,7 +17,6 @@ Linear in nodes.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,23 +38,13 @@ def as_run(graph: JointGraph) -> JointGraph:
     seen = run_alone(graph.fx_nodes)
     is_traced = all(_is_like(node, each.forms) for node, each in zip(graph.fx_nodes, seen, strict=True))
     if graph.module is not None and not is_traced:
-        module = _copy(graph.module)
+        module = graphs.copy_of(graph.module)
         graph = replace(graph, module=module)
         _correct(graph.fx_nodes, seen)
         (output,) = module.graph.find_nodes(op="output")
         phases = [node.phase for node in graph.nodes]
         graph = replace(graph, storage_bytes=analyse(graph.fx_nodes, output, phases, frozenset())[1])
     return replace(graph, scratch_bytes=tuple(each.scratch_bytes for each in seen))
-
-
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    """The module with nodes of its own."""
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in module.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    copy = fx.GraphModule(module, graph)
-    copy.meta.update(module.meta)
-    return copy
 
 
 def _correct(nodes: Sequence[fx.Node], seen: list[Seen]) -> None:
@@ -72,12 +61,12 @@ def _correct(nodes: Sequence[fx.Node], seen: list[Seen]) -> None:
         if is_known and not changed.isdisjoint(operands):
             seen[index] = _seen_again(node)
             is_known = seen[index].forms is not None
-        if is_known and _is_like(node, seen[index].forms):
+        forms = seen[index].forms
+        if is_known and _is_like(node, forms):
             continue
-        pairs = zip(graphs.leaves(node.meta.get("val")), seen[index].forms or (), strict=False)
-        if is_known and all(itertools.starmap(_can_be_like, pairs)):
+        if is_known and forms and all(map(_can_be_like, graphs.leaves(node.meta["val"]), forms)):
             node.meta[TRACED] = node.meta["val"]
-            node.meta["val"] = _value_like(node.meta["val"], seen[index].forms or ())
+            node.meta["val"] = _value_like(node.meta["val"], forms)
             changed.add(node)
         else:
             node.meta[UNKNOWN_LAYOUT] = True

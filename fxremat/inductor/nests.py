@@ -284,11 +284,9 @@ def _broadcast(
         steps = [0] * missing + _steps_along(read[missing:], _order(operand, is_last))
     if any(each not in (1, size) for each, size in zip(read, sizes, strict=True)):
         return None
-    steps = [0 if each == 1 else step for each, step in zip(read, steps, strict=True)]
-    found = [(size, step) for at in order if (size := sizes[at]) > 1 for step in (steps[at],)]
-    if read == sizes and [step for _, step in found] == _steps([size for size, _ in found]):
-        return SAME
-    return _through([sizes[at] for at in order], [steps[at] for at in order])
+    several = [at for at in order if sizes[at] > 1]
+    sizes, steps = [sizes[at] for at in several], [0 if read[at] == 1 else steps[at] for at in several]
+    return SAME if steps == _steps(sizes) else _through(sizes, steps)
 
 
 def _looked_at(view: torch.Tensor | None, base: torch.Tensor | None, is_last: bool) -> _Access | None:
