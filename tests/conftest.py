@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -60,6 +61,12 @@ def forget_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def nothing_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test begins with the plans that the steps of another have settled for."""
     monkeypatch.setattr(stored, "folder", lambda: None)
+
+
+def pytest_collection_finish() -> None:
+    """What stands before the first test is looked through by no garbage collection, nor by measurements."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

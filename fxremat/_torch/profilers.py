@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 from torch.profiler import ProfilerAction, ProfilerActivity
 
@@ -40,6 +41,7 @@ __all__ = [
 
 _CHANGE = "memory_alloc"  # the kind of the older profiler's events that are the allocator's, frees included
 _MARK = "fxremat"  # the name of an event that parts what is recorded
+_COLLECTS, _COLLECTED = "fxremat: garbage is collected", "fxremat: garbage was collected"  # of two others
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -71,9 +73,17 @@ def make_way() -> None:
 def session_elsewhere() -> bool:
     """Whether a session of ``torch.profiler`` is recording or being prepared, in whatever thread.
 
-    Torch itself tells no more than ``is_profiling``, so its own objects are looked for.
+    Torch itself tells no more than ``is_profiling``, so its own objects are looked for: they refer to their
+    classes, as all objects of Python's classes do. O(n) in all objects that there are, some 10 ns for each.
     """
-    return any(map(_is_session, gc.get_objects()))
+    kinds = list(_with_subclasses(profiler.profile, torch.profiler.profile))
+    return any(map(_is_session, gc.get_referrers(*kinds)))
+
+
+def _with_subclasses(*kinds: type) -> Iterator[type]:
+    for kind in kinds:
+        yield kind
+        yield from _with_subclasses(*kind.__subclasses__())
 
 
 def _is_session(found: Any) -> bool:
@@ -151,6 +161,9 @@ def _silent() -> Iterator[None]:
 class AllocatorRecord:
     """What a device's allocator does in this thread, in parts, until it is stopped.
 
+    What Python's collector of reference cycles gives back is left out: when it comes is chance, and it may be
+    of before. So garbage of the call's own counts as held to the end.
+
     The older profiler's state is the thread's, and autograd gives each of its nodes the state that was there
     when the pass began: a record is to be stopped, and started again, outside of passes.
 
@@ -163,6 +176,7 @@ class AllocatorRecord:
         self.parts: list[list[int]] = [[]]  # what is read by now; the last part goes on
         self.is_broken_off = False
         self._way = functools.partial(make_way)  # its own, though others make way alike
+        self._watch: Any = torch.compiler.disable(self._see_collection)
         self.resume()
 
     def break_off(self) -> None:
@@ -173,8 +187,12 @@ class AllocatorRecord:
 
     def mark(self) -> None:
         """Begin a new part."""
-        with profiler.record_function(_MARK):
-            pass
+        _note(_MARK)
+
+    def _see_collection(self, phase: str, _: object) -> None:
+        """Note when garbage is collected in the thread."""
+        if _thread.record is self:
+            _note(_COLLECTS if phase == "start" else _COLLECTED)
 
     def resume(self) -> None:
         """Record; nothing that was broken off."""
@@ -183,6 +201,7 @@ class AllocatorRecord:
         make_way()
         _thread.record = self  # from here on ``pause`` takes back whatever was done when it is interrupted
         patches.making_way(self._way)
+        gc.callbacks.append(self._watch)
         nothing = torch._C._profiler._ExperimentalConfig()
         kind = profiler.ProfilerState.CPU
         config = profiler.ProfilerConfig(kind, False, True, False, False, False, nothing)
@@ -197,6 +216,8 @@ class AllocatorRecord:
         if torch._C._autograd._profiler_enabled():
             threads = torch._C._autograd._disable_profiler_legacy()
         patches.making_way_no_more(self._way)
+        with contextlib.suppress(ValueError):  # it was interrupted before
+            gc.callbacks.remove(self._watch)
         _thread.record = None
         self._read(threads)
         self.is_broken_off = was_broken_off
@@ -205,13 +226,24 @@ class AllocatorRecord:
         """Add what was recorded to the parts."""
         events = [event for events in threads for event in events]
         events.sort(key=lambda event: event.start_us())
+        is_collecting = False
         for event in events:
-            if event.kind() == "push" and event.name() == _MARK:
+            name = event.name() if event.kind() == "push" else None
+            if name == _MARK:
                 self.parts.append([])
+            elif name in (_COLLECTS, _COLLECTED):
+                is_collecting = name == _COLLECTS
             elif event.kind() == _CHANGE:
                 is_cuda = self.device.type == "cuda"
                 size_bytes = event.cuda_memory_usage() if is_cuda else event.cpu_memory_usage()
-                self.parts[-1] += [size_bytes] if size_bytes else []
+                is_left_out = size_bytes == 0 or (is_collecting and size_bytes < 0)
+                self.parts[-1] += [] if is_left_out else [size_bytes]
+
+
+def _note(name: str) -> None:
+    """Record an event of a name; no mode of the program's sees it."""
+    with _RecordFunctionFast(name):
+        pass
 
 
 def allocator_changes(call: Callable[[], object], device: torch.device) -> list[int]:

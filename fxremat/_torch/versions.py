@@ -35,6 +35,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "_dynamo.guards",
         "_get_dispatch_mode",
         "_profiler._ExperimentalConfig",
+        "_profiler._RecordFunctionFast",
     ),
     "torch._dynamo": ("config.patch", "reset"),
     "torch._dynamo.backends.common": ("aot_autograd",),

@@ -10,9 +10,11 @@ A rehearsal, which runs on fake tensors, counts for itself (``Rehearsed``).
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -61,13 +63,16 @@ class CpuRecording:
 class CudaRecording:
     """The history of CUDA's allocator, which keeps one meanwhile; torch's peak statistics go on undisturbed.
 
-    A mark is known by how many of the history's changes there were before it.
+    A mark is known by how many of the history's changes there were before it. What is freed while garbage is
+    collected is left out, as it is of what a CPU's allocator does (``profilers.AllocatorRecord``).
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._parts: list[list[int]] = [[]]  # the changes of bytes in each; the last part goes on
         self._marks: list[int] = []  # counts of changes, the first at the begin; none while it is paused
+        self._collections: list[int] = []  # such counts when garbage began to be collected, and when it was
+        self._watch: Any = torch.compiler.disable(self._see_collection)
         self._is_lost = False
         self.resume()
 
@@ -79,10 +84,15 @@ class CudaRecording:
         """Leave out what follows."""
         if not self._marks:
             return
+        with contextlib.suppress(ValueError):  # it was interrupted before
+            gc.callbacks.remove(self._watch)
         self.mark()
         places = [count - self._marks[0] for count in self._marks]
-        self._marks = []
+        collected = [count - self._marks[0] for count in self._collections]
+        self._marks, self._collections = [], []
         changes = [size for _, size, _ in measure.cuda_changes(profilers.end_cuda_history(self._device))]
+        for begin, end in zip(collected[::2], collected[1::2], strict=False):
+            changes[begin:end] = [max(0, size) for size in changes[begin:end]]
         self._is_lost |= len(changes) != places[-1]
         self._parts[-1] += changes[: places[1]]
         self._parts += (changes[begin:end] for begin, end in itertools.pairwise(places[1:]))
@@ -91,6 +101,11 @@ class CudaRecording:
         """Leave out no more."""
         profilers.begin_cuda_history()
         self.mark()
+        gc.callbacks.append(self._watch)
+
+    def _see_collection(self, _phase: str, _info: object) -> None:
+        """Note when garbage is collected, in whatever thread."""
+        self._collections.append(measure.cuda_count(self._device))
 
     def stop(self) -> list[Part]:
         """End it; the parts, none where the history is not all that there was."""

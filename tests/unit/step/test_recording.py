@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -72,6 +76,36 @@ def test_parts_are_what_the_allocator_gave_between_marks() -> None:
     assert not profilers.is_profiling()
 
 
+class Garbage:
+    """Refers to itself, so that the collector alone finds it; what it holds goes with it.
+
+    Attributes:
+        gone: Called then.
+    """
+
+    def __init__(self, held: object = None, gone: Callable[[], object] = tuple) -> None:
+        self.itself, self.held, self.gone = self, held, gone
+
+    def __del__(self) -> None:
+        self.gone()
+
+
+def test_what_is_collected_as_garbage_counts_as_held() -> None:
+    """Whether it is of before or of the step: in the next step it may be collected later."""
+    gc.collect()
+    callbacks = list(gc.callbacks)
+    before = CpuRecording(CPU)
+    Garbage(torch.empty(2000))
+    assert before.stop() == [Part(8000, 8000)]
+    recorded = CpuRecording(CPU)
+    Garbage(torch.empty(1000))
+    gc.collect()
+    recorded.mark()
+    torch.empty(500)
+    assert recorded.stop() == [Part(4000, 4000), Part(0, 2000)]
+    assert gc.callbacks == callbacks
+
+
 def test_a_recording_goes_on_through_a_backward_pass() -> None:
     """Marks inside of the pass part it; it has to be stopped outside."""
     weight = torch.ones(1000, requires_grad=True)
@@ -126,6 +160,21 @@ def test_on_cuda_the_history_of_its_allocator_is_read(monkeypatch: pytest.Monkey
     assert recorded.stop() == [Part(100, 150), Part(-10, 80), Part(0, 0)]
     assert allocator.counts == {"current": 490, "peak": 1430}
     assert allocator.history is None
+
+
+def test_on_cuda_what_is_collected_as_garbage_counts_as_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes meanwhile counts, too: other threads go on."""
+    gc.collect()
+    callbacks = list(gc.callbacks)
+    allocator = Allocator(monkeypatch)
+    recorded = CudaRecording(torch.device("cuda"))
+    allocator.takes(100)
+    recorded.mark()
+    Garbage(gone=functools.partial(allocator.takes, -100, 30, -5))
+    gc.collect()
+    allocator.takes(20, -20)
+    assert recorded.stop() == [Part(100, 100), Part(30, 50)]
+    assert gc.callbacks == callbacks
 
 
 def test_a_history_that_is_not_whole_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
