@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python bench/cold.py --json cold.json
 
-Each figure is that of a process of its own with empty caches: Dynamo, planning, Inductor, the C++ compiler
-(of one thread, so that its seconds are counted) and the step itself; behind that, the steps until plans have
-settled. Processes run one after the other, the ways of one network in an order that is drawn; ratios are of
-medians. Seconds are the processor's, which other processes disturb less than the clock.
+Each figure is that of a process of its own with empty caches: what ``torch.compile`` imports, Dynamo,
+planning, Inductor, the C++ compiler (of one thread, so that its seconds are counted) and the step itself;
+behind that, the steps until plans have settled. Processes run one after the other, the ways of one network in
+an order that is drawn; ratios are of medians. Seconds are the processor's, which other processes disturb less
+than the clock.
 
 Columns:
     way: Inductor's own, or a budget: none, a part of the peak of Inductor's step in bytes, or the least.
@@ -49,6 +50,7 @@ STEPS = 3
 def child(name: str, scale: str, way: str, peak_bytes: int) -> dict[str, Any]:
     """What this process sees of one network; the peak is that of Inductor's step."""
     module, inputs = models.fresh(models.case(name, scale))
+    start = _cpu_seconds()
     if way == "inductor":
         compiled = torch.compile(module)
     else:
@@ -58,9 +60,9 @@ def child(name: str, scale: str, way: str, peak_bytes: int) -> dict[str, Any]:
     seconds: list[float] = []
     try:
         for _ in range(STEPS):
-            start = _cpu_seconds()
             models.train_step(compiled, inputs)
-            seconds.append(_cpu_seconds() - start)
+            start, before = _cpu_seconds(), start
+            seconds.append(start - before)
     except fxremat.InfeasibleBudgetError as error:
         return {"network": name, "way": way, "lowest_peak_bytes": error.lowest_peak_bytes}
     measured = measure_peak(lambda: models.train_step(compiled, inputs), device="cpu")

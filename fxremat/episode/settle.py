@@ -38,7 +38,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
+import scipy  # its parts are imported when they are first used, which takes longer than all of fxremat
 
 from fxremat.episode.trace import Candidate, Trace, held_bytes, own_bytes, peak_bytes
 from fxremat.errors import InfeasibleBudgetError
@@ -323,8 +323,6 @@ class _Search:
 
         Besides the shares there is a variable for what each call holds.
         """
-        from scipy.optimize import linprog  # takes longer to import than all of fxremat
-
         call, candidate = np.nonzero(columns)
         count, calls = len(call), len(columns)
         unit, time = max(1, budget) / SCALE, float(self.seconds.mean()) or 1.0
@@ -347,11 +345,11 @@ class _Search:
         sums[call, np.arange(count)] = 1.0
         sums[calls + call, np.arange(count)] = self.held[call, candidate] / unit
         sums[calls + np.arange(calls), count + np.arange(calls)] = -1.0
-        found = linprog(
+        found = scipy.optimize.linprog(
             np.r_[self.seconds[call, candidate] / time, np.zeros(calls)],
-            A_ub=csr_array(memory),
+            A_ub=scipy.sparse.csr_array(memory),
             b_ub=(budget - self.outside[rows]) / unit,
-            A_eq=csr_array(sums),
+            A_eq=scipy.sparse.csr_array(sums),
             b_eq=np.repeat([1.0, 0.0], calls),
             method="highs",
             options={"presolve": False},  # it takes most of the time here

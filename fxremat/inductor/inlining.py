@@ -352,7 +352,7 @@ class Inlining:
         every: list[Sequence[int]] = list(self.readers)  # these stand behind what they read
         for step in reversed(range(len(every))):
             readers = every[step]
-            if early or not all(map(realized.__getitem__, readers)):
+            if step in early or any(each in early or not realized[each] for each in readers):
                 own = early.get(step, ())
                 through = ((reader, *early.get(reader, ())) for reader in readers if reader not in own)
                 found = [(each,) if realized[each] else every[each] for each in itertools.chain(*through)]

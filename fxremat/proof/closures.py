@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+import scipy  # its parts are imported when they are first used, which takes longer than all of fxremat
 
 SOURCE, SINK = 0, 1
 MAX_CUTS = 12
@@ -108,12 +107,14 @@ class Network:
         """A cut that is least but for rounding, and what all cuts have at least; ``most`` is what one has."""
         scale = 2.0 ** math.floor(math.log2(FLOW / most)) if most > 0 else 1.0
         rounded = np.minimum(np.floor(capacities * scale), FORBIDDEN).astype(np.int32)
-        matrix = csr_array((rounded, self.heads.astype(np.int32), self.starts), shape=(self.size, self.size))
-        found = maximum_flow(matrix, SOURCE, SINK)
+        shape = self.size, self.size
+        matrix = scipy.sparse.csr_array((rounded, self.heads.astype(np.int32), self.starts), shape=shape)
+        found = scipy.sparse.csgraph.maximum_flow(matrix, SOURCE, SINK)
         rest = matrix - found.flow
         rest.eliminate_zeros()
         is_kept = np.zeros(self.size, dtype=bool)
-        is_kept[breadth_first_order(rest, SOURCE, return_predecessors=False)] = True
+        reached = scipy.sparse.csgraph.breadth_first_order(rest, SOURCE, return_predecessors=False)
+        is_kept[reached] = True
         is_cut = is_kept[self.tails] & ~is_kept[self.heads]
         choice = Choice(float(self.seconds[is_cut].sum()), int(self.bytes[is_cut].sum()))
         return choice, float(found.flow_value) / scale

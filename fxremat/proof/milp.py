@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.sparse import csr_array, hstack
+import scipy  # its parts are imported when they are first used, which takes longer than all of fxremat
 
 from fxremat.proof.programme import Array, Programme
 
 SCALE = 1000.0  # what seconds and bytes are scaled to: HiGHS keeps to a millionth, whatever the unit
 TOLERANCE = 1e-4  # of SCALE: by how much a plan must beat another to count as better
-Limit: TypeAlias = tuple[csr_array, float, Any]  # a matrix, and the least and the most of its product
+Limit: TypeAlias = (
+    "tuple[scipy.sparse.csr_array, float, Any]"  # a matrix, and the least and most of its product
+)
 OPTIMAL, LIMIT, INFEASIBLE = 0, 1, 2  # the status of scipy's milp
 
 
@@ -49,7 +51,7 @@ def least_seconds(stages: Programme, budget: int, below: float, limit_seconds: f
     cost = stages.seconds / unit
     limits = [_memory(stages, budget)]
     if below < math.inf:
-        limits.append((csr_array(cost[None, :]), -np.inf, (below - once) / unit - TOLERANCE))
+        limits.append((scipy.sparse.csr_array(cost[None, :]), -np.inf, (below - once) / unit - TOLERANCE))
     answer = _solve(stages, cost, limits, limit_seconds)
     return answer._replace(bound=min(once + answer.bound * unit, below))
 
@@ -57,8 +59,8 @@ def least_seconds(stages: Programme, budget: int, below: float, limit_seconds: f
 def least_peak(stages: Programme, below: float, limit_seconds: float) -> Answer:
     """The plan with the lowest peak, if that is less than so many bytes."""
     unit = below / SCALE
-    peak = csr_array(np.full((stages.sizes.shape[0], 1), -1.0))
-    limits = [(hstack([stages.sizes / unit, peak]), -np.inf, -stages.least_bytes / unit)]
+    peak = scipy.sparse.csr_array(np.full((stages.sizes.shape[0], 1), -1.0))
+    limits = [(scipy.sparse.hstack([stages.sizes / unit, peak]), -np.inf, -stages.least_bytes / unit)]
     cost = np.zeros(len(stages.seconds) + 1)
     cost[-1] = 1.0
     answer = _solve(stages, cost, limits, limit_seconds, SCALE - TOLERANCE)
@@ -78,14 +80,13 @@ def _solve(
     most: float = 1.0,
 ) -> Answer:
     """Minimise a cost; variables beyond those of the stages are from 0 to ``most``."""
-    from scipy.optimize import milp  # takes longer to import than all of fxremat
-
     own, count = len(stages.seconds), len(cost)
-    rows = hstack([stages.rows, csr_array((stages.rows.shape[0], count - own))])
+    none = scipy.sparse.csr_array((stages.rows.shape[0], count - own))
+    rows = scipy.sparse.hstack([stages.rows, none])
     is_whole = np.zeros(count)
     is_whole[[variable for _, _, variable in stages.mirrors]] = 1
     upper = np.where(np.arange(count) < own, 1.0, most)
-    found = milp(
+    found = scipy.optimize.milp(
         cost,
         integrality=is_whole,
         bounds=(0.0, upper),

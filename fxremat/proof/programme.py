@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
+import scipy  # its parts are imported when they are first used, which takes longer than all of fxremat
 
 from fxremat.search.condensed import Condensed
 
@@ -62,9 +62,9 @@ class Programme:
 
     condensed: Condensed
     mirrors: tuple[tuple[int, int, int], ...]
-    rows: csr_array
+    rows: scipy.sparse.csr_array
     limits: Array
-    sizes: csr_array
+    sizes: scipy.sparse.csr_array
     least_bytes: Array
     seconds: Array
 
@@ -223,7 +223,7 @@ class _Builder:
             if len(again) >= operator.runs_at_most:
                 self.rows.append(Sum(1.0 - operator.runs_at_most, dict.fromkeys(again, 1.0)))
 
-    def _matrix(self, sums: Sequence[Sum]) -> tuple[csr_array, Array]:
+    def _matrix(self, sums: Sequence[Sum]) -> tuple[scipy.sparse.csr_array, Array]:
         entries = [
             (row, variable, number)
             for row, each in enumerate(sums)
@@ -231,5 +231,5 @@ class _Builder:
         ]
         rows, columns, numbers = zip(*entries, strict=True) if entries else ((), (), ())
         shape = (len(sums), len(self.seconds))
-        matrix = csr_array((np.array(numbers, dtype=float), (rows, columns)), shape=shape)
+        matrix = scipy.sparse.csr_array((np.array(numbers, dtype=float), (rows, columns)), shape=shape)
         return matrix, np.array([each.constant for each in sums])

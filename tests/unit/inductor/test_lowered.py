@@ -744,9 +744,9 @@ def test_a_faster_plan_whose_code_is_too_much_is_given_up(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_between_the_least_and_what_was_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no plan keeps the budget but the least, which leaves much of it, one plan between is tried."""
-    least, _ = trained("gated_mlp", budget="min")
+    least, _ = trained("tanh_mlp", budget="min")
     torch._dynamo.reset()
-    plain, _ = trained("gated_mlp", budget=0.9)
+    plain, _ = trained("tanh_mlp", budget=0.9)
     too_much = int(1.02 * (plain.budget_bytes or 0))
     lowest, choose = least.solution.schedule, Correction.choose
     for is_within in (True, False):
@@ -771,7 +771,7 @@ def test_between_the_least_and_what_was_too_much(monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as patch:
             patch.setattr(Correction, "choose", note)
             patch.setattr(compilation, "read", read_more)
-            report, measured = trained("gated_mlp", budget=0.9)
+            report, measured = trained("tanh_mlp", budget=0.9)
         assert report.budget_bytes is not None and measured <= report.budget_bytes
         assert len(set(chosen)) > 2 and chosen.count(lowest) == (1 if is_within else 2)
         assert (report.solution.schedule == lowest) == (not is_within)
