@@ -74,7 +74,7 @@ def session_elsewhere() -> bool:
     """Whether a session of ``torch.profiler`` is recording or being prepared, in whatever thread.
 
     Torch itself tells no more than ``is_profiling``, so its own objects are looked for: they refer to their
-    classes, as all objects of Python's classes do. O(n) in all objects that there are, some 10 ns for each.
+    classes, as all objects of Python's classes do. O(n) in all objects that there are, some 0.2 us for each.
     """
     kinds = list(_with_subclasses(profiler.profile, torch.profiler.profile))
     return any(map(_is_session, gc.get_referrers(*kinds)))
@@ -176,7 +176,6 @@ class AllocatorRecord:
         self.parts: list[list[int]] = [[]]  # what is read by now; the last part goes on
         self.is_broken_off = False
         self._way = functools.partial(make_way)  # its own, though others make way alike
-        self._watch: Any = torch.compiler.disable(self._see_collection)
         self.resume()
 
     def break_off(self) -> None:
@@ -189,11 +188,6 @@ class AllocatorRecord:
         """Begin a new part."""
         _note(_MARK)
 
-    def _see_collection(self, phase: str, _: object) -> None:
-        """Note when garbage is collected in the thread."""
-        if _thread.record is self:
-            _note(_COLLECTS if phase == "start" else _COLLECTED)
-
     def resume(self) -> None:
         """Record; nothing that was broken off."""
         if self.is_broken_off:
@@ -201,7 +195,7 @@ class AllocatorRecord:
         make_way()
         _thread.record = self  # from here on ``pause`` takes back whatever was done when it is interrupted
         patches.making_way(self._way)
-        gc.callbacks.append(self._watch)
+        gc.callbacks.append(_watch)
         nothing = torch._C._profiler._ExperimentalConfig()
         kind = profiler.ProfilerState.CPU
         config = profiler.ProfilerConfig(kind, False, True, False, False, False, nothing)
@@ -217,7 +211,7 @@ class AllocatorRecord:
             threads = torch._C._autograd._disable_profiler_legacy()
         patches.making_way_no_more(self._way)
         with contextlib.suppress(ValueError):  # it was interrupted before
-            gc.callbacks.remove(self._watch)
+            gc.callbacks.remove(_watch)
         _thread.record = None
         self._read(threads)
         self.is_broken_off = was_broken_off
@@ -244,6 +238,15 @@ def _note(name: str) -> None:
     """Record an event of a name; no mode of the program's sees it."""
     with _RecordFunctionFast(name):
         pass
+
+
+def _see_collection(phase: str, _: object) -> None:
+    """Note when garbage is collected in a thread that records."""
+    if _thread.record is not None:
+        _note(_COLLECTS if phase == "start" else _COLLECTED)
+
+
+_watch: Any = torch.compiler.disable(_see_collection)  # called anywhere, it is nothing to be compiled
 
 
 def allocator_changes(call: Callable[[], object], device: torch.device) -> list[int]:

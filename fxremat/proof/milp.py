@@ -17,9 +17,8 @@ from fxremat.proof.programme import Array, Programme
 
 SCALE = 1000.0  # what seconds and bytes are scaled to: HiGHS keeps to a millionth, whatever the unit
 TOLERANCE = 1e-4  # of SCALE: by how much a plan must beat another to count as better
-Limit: TypeAlias = (
-    "tuple[scipy.sparse.csr_array, float, Any]"  # a matrix, and the least and most of its product
-)
+# A matrix, and the least and the most of its product.
+Limit: TypeAlias = "tuple[scipy.sparse.csr_array, float, Any]"
 OPTIMAL, LIMIT, INFEASIBLE = 0, 1, 2  # the status of scipy's milp
 
 
