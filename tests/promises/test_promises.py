@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import subprocess
@@ -179,12 +180,15 @@ def assert_monotone(graph: JointGraph, fusion: str) -> None:
         assert less.seconds >= more.seconds
 
 
-QUICK = ("transformer", "lstm", "unet")
+QUICK = ("transformer", "none"), ("transformer", "inductor"), ("lstm", "none"), ("unet", "inductor")
 
 
-@pytest.mark.parametrize("fusion", ["none", "inductor"])
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in models.NAMES]
+    ("name", "fusion"),
+    [
+        each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow)
+        for each in itertools.product(models.NAMES, ["none", "inductor"])
+    ],
 )
 def test_models_are_monotone(name: str, fusion: str) -> None:
     """A smaller budget never gives a higher predicted peak, nor less time: all models of the zoo."""
@@ -201,7 +205,7 @@ def test_the_gap_around_a_budget_is_monotone_as_well(compiler: str, fusion: str)
     bytes_kept = solve(replace(planning, budgets=()), "auto")[0].peak_bytes
     served = [
         decide(planning, round(bytes_kept * part / 100), "auto", is_exact=True).solution
-        for part in range(60, 70)
+        for part in range(60, 66)
     ]
     for less, more in pairwise(served):
         assert less.peak_bytes <= more.peak_bytes
@@ -226,7 +230,7 @@ def test_made_graphs_are_monotone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tanh_mlp", "transformer"))]
+    "name", ["tanh_mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet", "transformer"))]
 )
 def test_measured_peaks_are_monotone(name: str) -> None:
     """What the allocator hands out keeps each budget, and does not rise as budgets fall."""
@@ -259,8 +263,18 @@ def of_pytorch(planning: Problem, budget: float) -> Solution:
     return min_cut_plan(replace(planning, min_cut_saved=lambda: saved, _latest={}))
 
 
-@pytest.mark.parametrize("budget", [0.7, 0.4])
-@pytest.mark.parametrize("name", ["transformer", "llama", "resnet"])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        ("transformer", 0.7),
+        ("llama", 0.4),
+        ("resnet", 0.4),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("transformer", 0.4), ("llama", 0.7), ("resnet", 0.7))
+        ),
+    ],
+)
 def test_pytorchs_budgets_have_no_faster_plan_at_their_peak(name: str, budget: float) -> None:
     """By the memory model's peaks and seconds, which hold for both."""
     module, inputs = models.fresh(models.case(name))
@@ -271,7 +285,7 @@ def test_pytorchs_budgets_have_no_faster_plan_at_their_peak(name: str, budget: f
     assert own.seconds <= peer.seconds
 
 
-@pytest.mark.parametrize("name", ["transformer", "resnet"])
+@pytest.mark.parametrize("name", ["transformer", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_a_tenth_of_the_peak_costs_no_time(name: str) -> None:
     """What is cheap is computed again inside of kernels that read what it needs in any case."""
     module, inputs = models.fresh(models.case(name))

@@ -328,7 +328,7 @@ def test_another_partitioner_is_refused() -> None:
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("budget", [None, "min"])
+@pytest.mark.parametrize("budget", [pytest.param(None, marks=pytest.mark.slow), "min"])
 def test_inductor_trains_to_eagers_gradients(budget: Any) -> None:
     """Within float32's rounding: Inductor adds up in another order."""
     module, inputs = fresh(case("gated_mlp"))

@@ -189,12 +189,12 @@ def test_a_backward_without_convolutions_is_not_touched() -> None:
 
 
 def test_code_holds_no_copies_of_images() -> None:
-    """With normalisations in groups between convolutions, code for the least memory holds eight images."""
+    """With normalisations in groups between convolutions, code for the least memory holds seven images."""
 
     def block() -> list[nn.Module]:
         return [nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()]
 
-    model = nn.Sequential(*(layer for _ in range(6) for layer in block()))
+    model = nn.Sequential(*(layer for _ in range(4) for layer in block()))
     compiled = torch.compile(model, backend="fxremat", options={"budget": "min"})
     images = torch.randn(8, 16, 32, 32)
 
@@ -208,7 +208,7 @@ def test_code_holds_no_copies_of_images() -> None:
     (report,) = fxremat.reports()[-1:]
     assert measured == pytest.approx(fxremat.steps()[-1].peak_bytes, rel=0.01)
     assert report.lowered_peak_bytes <= 1.01 * report.solution.peak_bytes
-    assert measured < 8.2 * images.nbytes
+    assert measured < 7.2 * images.nbytes  # with copies 8.1
     if torch.__version__.startswith("2.13"):
         assert report.lowered_peak_bytes == pytest.approx(report.solution.peak_bytes, rel=0.01)
 
@@ -265,7 +265,7 @@ def test_gradients_of_single_channels_take_the_room_that_a_plan_has(monkeypatch:
         gradients = [each for each in backward.splitlines() if "convolution_backward.default(" in each]
         return sum("(48, 1, 9, 9), (81, 1, 9, 1)" in each for each in gradients), fxremat.reports()[-1]
 
-    model = nn.Sequential(nn.Conv2d(3, 48, 4, 4), nn.GELU(), nn.BatchNorm2d(48), *(block() for _ in range(4)))
+    model = nn.Sequential(nn.Conv2d(3, 48, 4, 4), nn.GELU(), nn.BatchNorm2d(48), *(block() for _ in range(2)))
     images = torch.randn(8, 3, 96, 96)
     count, report = compiled()
     allowed_bytes = report.solution.peak_bytes + 1024  # a buffer with a number for each channel, more or less
@@ -273,11 +273,11 @@ def test_gradients_of_single_channels_take_the_room_that_a_plan_has(monkeypatch:
     steps = len(report.solution.schedule)
     monkeypatch.setattr(Compilation, "spare_bytes", lambda self: [sys.maxsize] * steps)
     most, unbounded = compiled()
-    assert unbounded.lowered_peak_bytes is not None and most == 4
-    assert count == 4 - (unbounded.lowered_peak_bytes > allowed_bytes)  # with AVX2 it is not
+    assert unbounded.lowered_peak_bytes is not None and most == 2
+    assert count == 2 - (unbounded.lowered_peak_bytes > allowed_bytes)  # with AVX2 it is not
 
 
-@pytest.mark.parametrize("budget", [None, "min"])
+@pytest.mark.parametrize("budget", [pytest.param(None, marks=pytest.mark.slow), "min"])
 def test_parts_of_weights_stay_where_they_lie(budget: str | None) -> None:
     """Gradients are those of the very weights, be they a slice, a part of a split or a cast of some."""
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import attention
 import models
+import networks
 import pytest
 import torch
 from devices import threads
@@ -268,6 +269,13 @@ def trained(name: str, **options: object) -> tuple[fxremat.Report, int]:
     return stepped(module, *inputs, **options)
 
 
+def trained_chain(**options: object) -> tuple[fxremat.Report, int]:
+    """The same of a few layers, between which a budget has plans to choose from."""
+    torch.manual_seed(0)
+    module, inputs = networks.tanh_mlp(layers=8, width=32, batch=256)
+    return stepped(module, *inputs, **options)
+
+
 def stepped(module: nn.Module, *inputs: torch.Tensor, **options: object) -> tuple[fxremat.Report, int]:
     """The same of any module."""
     compiled = torch.compile(module, backend="fxremat", options={"fx_graph_cache": False, **options})
@@ -321,10 +329,18 @@ def scaled(*factors: float) -> Callable[[GeneratedCode, Handed], CodeMemory | No
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        *itertools.product(["transformer", "unet", "gated_mlp"], [None, "min"]),
+        ("transformer", None),
+        ("gated_mlp", "min"),
+        ("unet", "min"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in (*itertools.product(["resnet", "dropout_mlp"], [None, "min"]), ("densenet", "min"))
+            for each in (
+                ("transformer", "min"),
+                ("gated_mlp", None),
+                ("unet", None),
+                *itertools.product(["resnet", "dropout_mlp"], [None, "min"]),
+                ("densenet", "min"),
+            )
         ),
     ],
 )
@@ -336,6 +352,7 @@ def test_the_lowered_peak_is_the_measured_one(name: str, budget: str | None) -> 
     assert report.peak_bytes == report.lowered_peak_bytes and "the generated code" in report.summary()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_a_concatenation_that_runs_again_is_not_copied() -> None:
     """It lies as the gradient of the convolution works that reads it; an operand is read later as well."""
@@ -386,7 +403,9 @@ class Again(nn.Module):
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
-@pytest.mark.parametrize("gate", [torch.tanh, functional.silu, functional.gelu])
+@pytest.mark.parametrize(
+    "gate", [torch.tanh, pytest.param(functional.silu, marks=pytest.mark.slow), functional.gelu]
+)
 def test_what_gradients_of_biases_read_is_written_over(gate: Callable[[Tensor], Tensor]) -> None:
     """A product's operand is made behind the sums that read the same, and takes their place."""
     blocks = [Residual(nn.Sequential(nn.RMSNorm(64), Gated(64, 128, gate))) for _ in range(3)]
@@ -450,7 +469,7 @@ def in_a_row() -> nn.Module:
                 gradients_keep_layouts(), reason="torch 2.11 lays out gradients otherwise: see the limits"
             ),
         ),
-        Normalised,
+        pytest.param(Normalised, marks=pytest.mark.slow),
     ],
 )
 def test_images_that_are_normalised_one_by_one_lie_otherwise(make: Callable[[], nn.Module]) -> None:
@@ -464,7 +483,7 @@ def test_images_that_are_normalised_one_by_one_lie_otherwise(make: Callable[[], 
 @pytest.mark.parametrize(
     ("groups", "activation", "size", "has_sums"),
     [
-        (4, nn.ReLU, 3, False),
+        pytest.param(4, nn.ReLU, 3, False, marks=pytest.mark.slow),
         (8, nn.ReLU, 5, True),
         pytest.param(
             2,
@@ -585,7 +604,7 @@ def test_a_graph_that_another_plan_has_is_read_again() -> None:
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_scratch_memory_of_convolutions_of_one_channel() -> None:
     """Their images may be channels first and last at once: it is that of the worse."""
-    channels = [1, 4] * 6 + [1]
+    channels = [1, 4] * 3 + [1]
     layers = [(nn.Conv2d(*each, 3, padding=1), nn.GELU()) for each in itertools.pairwise(channels)]
     net = nn.Sequential(*itertools.chain.from_iterable(layers), nn.Flatten(0), nn.Linear(4 * 128 * 128, 1))
     report, measured = stepped(net, torch.ones(4, 1, 128, 128), budget="min")
@@ -613,7 +632,7 @@ def test_scratch_memory_of_convolutions_over_sequences(groups: int) -> None:
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
-@pytest.mark.parametrize("budget", [None, "min"])
+@pytest.mark.parametrize("budget", [pytest.param(None, marks=pytest.mark.slow), "min"])
 def test_a_backward_needs_no_more_than_without_a_plan(budget: str | None) -> None:
     """Convolutions of single channels need many times the memory of their operands channels last."""
 
@@ -652,14 +671,19 @@ def test_no_image_is_copied_for_the_gradients_of_single_channels(
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("budget", [0.7, "min"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "budget"),
     [
-        "gated_mlp",
-        "transformer",
-        "vision_transformer",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("resnet", "encoder_decoder")),
+        ("gated_mlp", "min"),
+        ("transformer", 0.7),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("gated_mlp", 0.7),
+                ("transformer", "min"),
+                *itertools.product(["vision_transformer", "resnet", "encoder_decoder"], [0.7, "min"]),
+            )
+        ),
     ],
 )
 def test_buffers_are_those_that_the_code_allocates(
@@ -691,7 +715,7 @@ def test_the_gradient_of_pooling_on_several_threads() -> None:
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_the_lowered_peak_of_a_budget_is_the_measured_one() -> None:
     """Where both graphs are compiled at once; it is within the budget."""
-    report, measured = trained("transformer", budget=0.5)
+    report, measured = trained("gated_mlp", budget=0.7)
     assert report.lowered_peak_bytes == measured
     assert report.budget_bytes is not None and measured <= report.budget_bytes
 
@@ -700,10 +724,10 @@ def test_the_lowered_peak_of_a_budget_is_the_measured_one() -> None:
 def test_code_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a plan that is lower by the excess, which the report notes; the given up ones leave no report."""
     count = len(fxremat.reports())
-    plain, _ = trained("tanh_mlp", budget=0.7)
+    plain, _ = trained_chain(budget=0.7)
     torch._dynamo.reset()
     monkeypatch.setattr(compilation, "read", scaled(2.0))
-    report, measured = trained("tanh_mlp", budget=0.7)
+    report, measured = trained_chain(budget=0.7)
     assert report.budget_bytes is not None and measured <= report.budget_bytes
     assert report.solution.peak_bytes < plain.solution.peak_bytes
     assert any("planned again" in note for note in report.notes)
@@ -715,16 +739,16 @@ def test_code_without_a_lower_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -
     """The error tells what the code would take."""
     monkeypatch.setattr(compilation, "read", scaled(*[100.0] * 99))
     with pytest.raises(Exception, match=r"no plan fits a budget of .* code that Inductor generates"):
-        trained("tanh_mlp", budget=0.7)
+        trained_chain(budget=0.7)
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_code_below_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a plan that is faster, and whose code is within the budget as well."""
-    plain, _ = trained("tanh_mlp", budget=0.7)
+    plain, _ = trained_chain(budget=0.7)
     torch._dynamo.reset()
     monkeypatch.setattr(compilation, "read", scaled(*[0.8] * 99))
-    report, _ = trained("tanh_mlp", budget=0.7)
+    report, _ = trained_chain(budget=0.7)
     assert report.solution.peak_bytes > plain.solution.peak_bytes
     assert report.solution.seconds < plain.solution.seconds
     assert (report.lowered_peak_bytes or 0) <= (report.budget_bytes or 0)
@@ -734,19 +758,19 @@ def test_code_below_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_a_faster_plan_whose_code_is_too_much_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that was there before is compiled."""
-    plain, _ = trained("tanh_mlp", budget=0.7)
+    plain, _ = trained_chain(budget=0.7)
     torch._dynamo.reset()
     monkeypatch.setattr(compilation, "read", scaled(0.8, 0.8, 1.5))
-    report, _ = trained("tanh_mlp", budget=0.7)
+    report, _ = trained_chain(budget=0.7)
     assert report.solution.schedule == plain.solution.schedule
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_between_the_least_and_what_was_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no plan keeps the budget but the least, which leaves much of it, one plan between is tried."""
-    least, _ = trained("tanh_mlp", budget="min")
+    least, _ = trained_chain(budget="min")
     torch._dynamo.reset()
-    plain, _ = trained("tanh_mlp", budget=0.9)
+    plain, _ = trained_chain(budget=0.9)
     too_much = int(1.02 * (plain.budget_bytes or 0))
     lowest, choose = least.solution.schedule, Correction.choose
     for is_within in (True, False):
@@ -771,7 +795,7 @@ def test_between_the_least_and_what_was_too_much(monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as patch:
             patch.setattr(Correction, "choose", note)
             patch.setattr(compilation, "read", read_more)
-            report, measured = trained("tanh_mlp", budget=0.9)
+            report, measured = trained_chain(budget=0.9)
         assert report.budget_bytes is not None and measured <= report.budget_bytes
         assert len(set(chosen)) > 2 and chosen.count(lowest) == (1 if is_within else 2)
         assert (report.solution.schedule == lowest) == (not is_within)
@@ -782,10 +806,10 @@ def test_between_the_least_and_what_was_too_much(monkeypatch: pytest.MonkeyPatch
 def test_code_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a budget a part of it is left free; without one nothing is compiled again."""
     monkeypatch.setattr(compilation, "read", lambda *_: None)
-    free, _ = trained("tanh_mlp", budget=None)
+    free, _ = trained_chain(budget=None)
     assert free.lowered_peak_bytes is None and not free.notes
     torch._dynamo.reset()
-    report, _ = trained("tanh_mlp", budget=0.7)
+    report, _ = trained_chain(budget=0.7)
     assert report.lowered_peak_bytes is None
     assert report.peak_bytes <= (1 - INDUCTOR_MARGIN) * (report.budget_bytes or 0)
 
@@ -793,9 +817,9 @@ def test_code_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_a_budget_that_needs_nothing_gives_the_usual_code(codes: list[GeneratedCode]) -> None:
     """That of no budget, to the letter; the first line has the number of the graph."""
-    trained("tanh_mlp", budget=None)
+    trained_chain(budget=None)
     torch._dynamo.reset()
-    trained("tanh_mlp", budget="1GiB")
+    trained_chain(budget="1GiB")
     usual, found = ([each.text.split("\n", 1)[1] for each in part] for part in (codes[:2], codes[2:]))
     assert found == usual
 

@@ -468,7 +468,7 @@ def test_auto_is_no_worse_than_any_other_planner(name: str, seconds: float | Non
 
 
 SLOW = ["none", "inplace"]
-LARGE = ("lstm", "encoder_decoder", "densenet")
+LARGE = ("lstm", "encoder_decoder", "densenet", "resnet", "language_model")
 
 
 @pytest.mark.parametrize(

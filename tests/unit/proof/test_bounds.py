@@ -250,7 +250,7 @@ def test_a_first_draw_does_not_need_the_state_that_it_leaves(fusion: str) -> Non
     assert_bounded(graph, fusion, [identity(graph)])
 
 
-QUICK = ("transformer", "resnet", "unet")  # the other models are slow only because they are many
+QUICK = ("transformer", "unet")  # the other models are slow only because they are many
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

@@ -416,7 +416,9 @@ def test_gradients_that_are_larger_than_what_they_read_wait_where_the_peak_is_lo
 # --- The search -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["transformer", "unet", "densenet", "lstm"])
+@pytest.mark.parametrize(
+    "name", ["transformer", "unet", "densenet", pytest.param("lstm", marks=pytest.mark.slow)]
+)
 def test_the_search_goes_below_one_recomputation_of_each_value(name: str) -> None:
     """Its lowest peak is below what mirror counts of one reach."""
     module, inputs = fresh(case(name))
