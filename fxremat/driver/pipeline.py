@@ -29,8 +29,10 @@ from fxremat.graph.collector import collector_paused
 from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.signature import device_title, signature
+from fxremat.inductor.facts import facts
 from fxremat.inductor.images import work_alike
 from fxremat.inductor.order import order_recomputation
+from fxremat.inductor.sequences import mark
 from fxremat.options.options import (
     Budget,
     GivenPlanner,
@@ -459,6 +461,8 @@ def rewritten(
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not is_lowered)
     graph = as_run(graph, model(options.fusion))
     report = planned(graph, options, static_inputs, choose_plan)
+    if is_lowered:
+        mark(graph, facts(graph).stored_as_read)
     planned_graph = rewrite(graph, report.solution.schedule)
     return planned_graph, replace(report, reads_again=read_again(planned_graph))
 

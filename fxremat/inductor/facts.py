@@ -6,7 +6,7 @@ They are found once for a graph, and kept as long as the graph is.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +15,7 @@ from fxremat._torch import compilers, graphs, lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
+from fxremat.inductor.sequences import stored_as_read
 from fxremat.inductor.shown import NOTHING, Shown
 
 WEIGHTS = 1  # which of the gradients of a convolution is that for its weights
@@ -40,6 +41,7 @@ class Facts:
             0 where the input lies so itself.
         sequences: For each convolution over sequences, and its gradient, the places of its operands that do
             not lie in the order of their sizes, if there are any.
+        stored_as_read: The strides of the values that are stored as such convolutions read them.
         images: The sizes of values that are images of several points, in graphs with convolutions.
         flattened: Indices of those that are computed in loops and have a view that is none, such as one with
             all points in a dimension: where they are stored, they lie in the order of their sizes, unless
@@ -64,6 +66,7 @@ class Facts:
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequences: Mapping[int, Sequence[int]]
+    stored_as_read: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Sequence[int]]
     flattened: frozenset[int]
     storing: frozenset[int]
@@ -103,6 +106,7 @@ def _facts(graph: JointGraph) -> Facts:
     convolutions = frozenset(index for index, node in each if ops.has_convolution(node))
     inputs = range(graph.num_inputs) if convolutions else ()
     images = dict(_images(graph)) if convolutions else {}
+    stored = stored_as_read(graph, convolutions)
     return Facts(
         kinds,
         viewed,
@@ -115,7 +119,8 @@ def _facts(graph: JointGraph) -> Facts:
         frozenset(at for at, node in each if ops.packet(node) is ops.aten.as_strided),
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
-        {index: copied for index in convolutions if (copied := _sequences(graph, index))},
+        {index: copied for index in convolutions if (copied := _sequences(graph, index, stored))},
+        stored,
         images,
         frozenset(_flattened(graph, viewed, images)),
         frozenset(_storing(graph, convolutions)),
@@ -165,10 +170,21 @@ def _is_weight_gradient(graph: JointGraph, node: int) -> bool:
     return bool(graph.fx_nodes[node].args[1] == WEIGHTS)
 
 
-def _sequences(graph: JointGraph, index: int) -> list[int]:
+def _sequences(graph: JointGraph, index: int, stored: Container[int]) -> list[int]:
     """The places of a convolution's operands that are sequences and lie in another order than their sizes."""
-    values = (graph.fx_nodes[operand].meta.get("val") for operand in graph.nodes[index].operands)
-    return [place for place, value in enumerate(values) if any(map(_is_unordered, ops.tensors(value)))]
+    return [
+        place
+        for place, operand in enumerate(graph.nodes[index].operands)
+        if _base(graph, operand) not in stored
+        and any(map(_is_unordered, ops.tensors(graph.fx_nodes[operand].meta.get("val"))))
+    ]
+
+
+def _base(graph: JointGraph, index: int) -> int:
+    """What a node shows; itself if that is no view."""
+    while (shares := graph.nodes[index].shares) is not None:
+        index = shares
+    return index
 
 
 def copied_bytes(graph: JointGraph, index: int, places: Iterable[int]) -> int:

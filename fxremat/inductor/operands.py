@@ -92,14 +92,14 @@ def _laid_out(base: fx.Node, views: Sequence[Sequence[fx.Node]]) -> torch.Tensor
     traced = torch.empty_like(value, device="meta")
     sizes = torch.empty(value.shape, dtype=value.dtype, device="meta")
     is_fixed = value.dim() > _MOST_DIMENSIONS or any(each.op == "output" for each in readers(base))
-    for tried in (sizes, traced, *(() if is_fixed else _orders(sizes))):
+    for tried in (sizes, traced, *(() if is_fixed else orders(sizes))):
         if all(_is_read_in_place(tried, each) for each in views):
             return None if tried is sizes else value.as_strided(value.shape, tried.stride())
     return None
 
 
-def _orders(sizes: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The tensors without gaps of these sizes, in each order of the dimensions."""
+def orders(sizes: torch.Tensor) -> Iterable[torch.Tensor]:
+    """The tensors without gaps of these sizes, in each order of the dimensions; that of ``sizes`` first."""
     dims = range(sizes.dim())
     for order in itertools.permutations(dims):
         behind = [order.index(dim) for dim in dims]
@@ -108,16 +108,22 @@ def _orders(sizes: torch.Tensor) -> Iterable[torch.Tensor]:
 
 def _is_read_in_place(base: torch.Tensor, views: Iterable[fx.Node]) -> bool:
     """Whether a product reads a tensor of these strides without a copy, rows or columns side by side."""
-    seen = base
+    found = seen(base, views)
+    return found is not None and _lies_in_rows(found)
+
+
+def seen(base: torch.Tensor, views: Iterable[fx.Node]) -> torch.Tensor | None:
+    """What a tensor looks like through views, one after the other; None if one of them would be a copy."""
+    found = base
     for view in views:
         operand = ops.viewed_operand(view)
-        given = [seen if each is operand else each for each in view.args]
+        given = [found if each is operand else each for each in view.args]
         assert callable(view.target)
         try:
-            seen = view.target(*given, **view.kwargs)
-        except (RuntimeError, ValueError):  # of tensors and fake tensors: a view that would be a copy
-            return False
-    return _lies_in_rows(seen)
+            found = view.target(*given, **view.kwargs)
+        except (RuntimeError, ValueError):  # of tensors and fake tensors
+            return None
+    return found
 
 
 def _lies_in_rows(matrices: torch.Tensor) -> bool:

@@ -1,0 +1,100 @@
+"""Sequences: what convolutions over sequences read is stored so that they read it where it lies.
+
+Networks that keep channels in the last place show a convolution a sequence through a view that exchanges two
+dimensions. Inductor has it read the order of sizes, and stores the value in another: so the convolution gets
+a copy, and its gradient two, one of each operand. Where the value of a loop is read by such convolutions and
+their gradients, and otherwise at most through the same views, it is stored in their order instead. Linear in
+nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+
+import torch
+from torch import fx
+
+from fxremat._torch import compilers
+from fxremat.graph import ops
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.loops import LOOPS, Kind, is_loop, kind
+from fxremat.inductor.operands import orders, seen
+
+STORED_AS = "fxremat_stored_as"  # key in the fx meta of a value that is stored so: its strides
+
+
+def stored_as_read(graph: JointGraph, convolutions: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
+    """The strides of the values that are stored as convolutions over sequences read them, by their indices.
+
+    Args:
+        graph: A traced graph.
+        convolutions: Indices of its convolutions and their gradients.
+    """
+    shown: dict[fx.Node, list[list[fx.Node]]] = {}
+    for index in convolutions:
+        for operand in sequences(graph.fx_nodes[index]):
+            base, *through = reversed([*ops.looked_through(operand)])
+            shown.setdefault(base, []).append(through)
+    found = ((base, _strides(base, views)) for base, views in shown.items() if _is_theirs(base, views))
+    return {graph.index[base.name]: strides for base, strides in found if strides is not None}
+
+
+def sequences(node: fx.Node) -> Iterator[fx.Node]:
+    """What a convolution over sequences, or the gradient of one, reads of a batch, its weights left out."""
+    for operand in node.args[: 2 if ops.is_convolution_gradient(node) else 1]:
+        if isinstance(operand, fx.Node) and operand.meta["val"].dim() == 3:
+            yield operand
+
+
+def mark(graph: JointGraph, strides: Mapping[int, tuple[int, ...]]) -> None:
+    """Have whatever is made of a graph know how values of it are to be stored."""
+    for index, each in strides.items():
+        graph.fx_nodes[index].meta[STORED_AS] = each
+
+
+def store_as_read(part: fx.GraphModule) -> int:
+    """Have marked values stored so, in a forward or a backward; returns how many there are."""
+    found = [node for node in part.graph.nodes if STORED_AS in node.meta and is_loop(node) and node.users]
+    for node in found:
+        value: torch.Tensor = node.meta["val"]
+        compilers.read_as(min(node.users), node, value.as_strided(value.shape, node.meta[STORED_AS]))
+    if found:
+        part.recompile()
+    return len(found)
+
+
+def _is_theirs(base: fx.Node, views: Iterable[list[fx.Node]]) -> bool:
+    """Whether a value is that of a loop, of known sizes, which is read as convolutions read it, if at all."""
+    value = base.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not is_loop(base):
+        return False
+    operands = {through[-1] for through in views if through}
+    is_known = all(isinstance(size, int) for size in value.shape)
+    return is_known and all(_reads_alike(each, operands) for each in base.users)
+
+
+def _reads_alike(reader: fx.Node, operands: Container[fx.Node]) -> bool:
+    """Whether a reader is a convolution, or a view that these and loops read: loops no other than theirs."""
+    if reader.op == "output" or kind(reader) is not Kind.VIEW or ops.packet(reader) is ops.aten.as_strided:
+        return ops.has_convolution(reader)
+    is_theirs = reader in operands
+    return all(
+        (is_theirs and each.op != "output" and kind(each) in LOOPS) or _reads_alike(each, operands)
+        for each in reader.users
+    )
+
+
+def _strides(base: fx.Node, views: Iterable[list[fx.Node]]) -> tuple[int, ...] | None:
+    """The strides with which a value is read in the order of sizes through each of the views.
+
+    None where there are none, or the value's own sizes are in that order.
+    """
+    if any(len(view.all_input_nodes) > 1 for through in views for view in through):
+        return None
+    value = base.meta["val"]
+    sizes = torch.empty(value.shape, dtype=value.dtype, device="meta")
+    for tried in orders(sizes):
+        found = [seen(tried, through) for through in views]
+        if all(each is not None and each.is_contiguous() for each in found):
+            return None if tried.is_contiguous() else tuple(tried.stride())
+    return None
