@@ -16,9 +16,10 @@ read in this order:
       buffers        which values get a buffer, which take the place of another, and what is copied
         layout, concatenation, pooling      three operators with ways of their own
 
-Five modules have to do with Inductor itself:
+Six modules have to do with Inductor itself:
 
-    images, operands     what it is told of the order in which values lie that convolutions and products read
+    images, sequences, operands     what it is told of the order in which values lie that are read by
+                         convolutions, by those over sequences, and by products
     order                what holds it to the plan's order: control dependencies, and marks of segments
     generated            what its code allocates, once it is there
     learning             what the code shows where the prediction errs

@@ -28,9 +28,9 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
    start, and the copy is held as long as a convolution or its gradient reads it.
    Parts of inlined values that they read are copied alone, and images that were stored as the channels of
-   one. Convolutions over sequences read copies of what does not lie in the order of its sizes; these count
-   while the convolution runs, beside what is copied if that is read again. A CPU makes them in one call,
-   others one after the other.
+   one. Convolutions over sequences read copies of what neither lies in the order of its sizes nor is stored
+   for them (``sequences.py``); these count while the convolution runs, beside what is copied if that is read
+   again. A CPU makes them in one call, others one after the other.
 
 On a CPU three more:
 

@@ -149,7 +149,9 @@ def test_code_holds_no_copies_of_sequences(groups: int, budget: Any) -> None:
         _, codes = run_and_get_code(step)
         measured = measure_peak(step, device="cpu").peak_bytes
     report = fxremat.reports()[-1]
-    assert [measured, report.lowered_peak_bytes] == pytest.approx([report.solution.peak_bytes] * 2, rel=0.01)
+    assert report.lowered_peak_bytes == measured
+    off = 0.1 if torch.__version__.startswith("2.11") else 0.01  # see the limits
+    assert report.solution.peak_bytes == pytest.approx(measured, rel=off)
     assert not any(f"empty_strided_cpu(({BATCH}, {WIDTH}, {LENGTH})" in code for code in codes)
 
 
