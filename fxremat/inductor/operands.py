@@ -4,7 +4,7 @@ Inductor stores a loop's value in the order of its sizes, or of what the loop re
 through views that this order does not allow, or with neither rows nor columns side by side, each product
 that reads it gets a copy of its own. Another order of the value's dimensions often needs none, such as the
 one that was traced; so it is told here. Linear in nodes, but for the orders tried, of values of at most
-``_MOST_DIMENSIONS``.
+``MOST_DIMENSIONS``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fxremat._torch import compilers
 from fxremat.graph import ops
 from fxremat.graph.loops import LOOPS, Kind, is_loop, kind, readers
 
-_MOST_DIMENSIONS = 5
+MOST_DIMENSIONS = 5
 # Products of matrices, with the places of these among their operands.
 _MATRICES = {
     ops.aten.mm: (0, 1),
@@ -91,7 +91,7 @@ def _laid_out(base: fx.Node, views: Sequence[Sequence[fx.Node]]) -> torch.Tensor
         return None
     traced = torch.empty_like(value, device="meta")
     sizes = torch.empty(value.shape, dtype=value.dtype, device="meta")
-    is_fixed = value.dim() > _MOST_DIMENSIONS or any(each.op == "output" for each in readers(base))
+    is_fixed = value.dim() > MOST_DIMENSIONS or any(each.op == "output" for each in readers(base))
     for tried in (sizes, traced, *(() if is_fixed else orders(sizes))):
         if all(_is_read_in_place(tried, each) for each in views):
             return None if tried is sizes else value.as_strided(value.shape, tried.stride())

@@ -17,8 +17,9 @@ from torch import fx
 from fxremat._torch import compilers
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import LOOPS, Kind, is_loop, kind
-from fxremat.inductor.operands import orders, seen
+from fxremat.graph.loops import Kind, is_loop, kind
+from fxremat.graph.ops import aten
+from fxremat.inductor.operands import MOST_DIMENSIONS, orders, seen
 
 STORED_AS = "fxremat_stored_as"  # key in the fx meta of a value that is stored so: its strides
 
@@ -64,23 +65,21 @@ def store_as_read(part: fx.GraphModule) -> int:
 
 
 def _is_theirs(base: fx.Node, views: Iterable[list[fx.Node]]) -> bool:
-    """Whether a value is that of a loop, of known sizes, which is read as convolutions read it, if at all."""
+    """Whether a value is that of a loop, of known sizes, and read as convolutions over sequences read it."""
     value = base.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not is_loop(base):
+    if not isinstance(value, torch.Tensor) or not is_loop(base) or value.dim() > MOST_DIMENSIONS:
         return False
     operands = {through[-1] for through in views if through}
-    is_known = all(isinstance(size, int) for size in value.shape)
-    return is_known and all(_reads_alike(each, operands) for each in base.users)
+    return all(isinstance(size, int) for size in value.shape) and _is_read_as(operands, base)
 
 
-def _reads_alike(reader: fx.Node, operands: Container[fx.Node]) -> bool:
-    """Whether a reader is a convolution, or a view that these and loops read: loops no other than theirs."""
-    if reader.op == "output" or kind(reader) is not Kind.VIEW or ops.packet(reader) is ops.aten.as_strided:
-        return ops.has_convolution(reader)
-    is_theirs = reader in operands
+def _is_read_as(operands: Container[fx.Node], node: fx.Node) -> bool:
+    """Whether loops and convolutions are all that reads a value, through these operands of theirs."""
     return all(
-        (is_theirs and each.op != "output" and kind(each) in LOOPS) or _reads_alike(each, operands)
-        for each in reader.users
+        _is_read_as(operands, user)
+        if user.op == "call_function" and kind(user) is Kind.VIEW and ops.packet(user) is not aten.as_strided
+        else node in operands and (is_loop(user) or ops.has_convolution(user))
+        for user in node.users
     )
 
 
@@ -90,10 +89,9 @@ def _strides(base: fx.Node, views: Iterable[list[fx.Node]]) -> tuple[int, ...] |
     None where there are none, or the value's own sizes are in that order.
     """
     if any(len(view.all_input_nodes) > 1 for through in views for view in through):
-        return None
+        return None  # of sizes that are not known
     value = base.meta["val"]
-    sizes = torch.empty(value.shape, dtype=value.dtype, device="meta")
-    for tried in orders(sizes):
+    for tried in orders(torch.empty(value.shape, dtype=value.dtype, device="meta")):
         found = [seen(tried, through) for through in views]
         if all(each is not None and each.is_contiguous() for each in found):
             return None if tried.is_contiguous() else tuple(tried.stride())

@@ -87,8 +87,9 @@ def test_values_of_loops_are_stored_as_they_are_read() -> None:
         lambda x, w: functional.conv1d(x.mT, w),  # it is the caller's
         lambda x, w: functional.conv1d(x.sin().view(BATCH, WIDTH, LENGTH), w),  # it lies so as it is
         lambda x, w: functional.conv1d((y := x.sin()).mT, w) + functional.conv1d(y.view(4, 16, 48), w),
+        lambda x, w: functional.conv1d((y := x.sin()).mT, y.view(12, 16, 16)),  # they are weights, too
     ],
-    ids=["read", "product", "input", "in order", "both orders"],
+    ids=["read", "product", "input", "in order", "both orders", "weights"],
 )
 def test_other_values_stay(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Where it would be read otherwise as well, or is stored so in any case."""
