@@ -175,16 +175,9 @@ def _sequences(graph: JointGraph, index: int, stored: Container[int]) -> list[in
     return [
         place
         for place, operand in enumerate(graph.nodes[index].operands)
-        if _base(graph, operand) not in stored
-        and any(map(_is_unordered, ops.tensors(graph.fx_nodes[operand].meta.get("val"))))
+        if any(map(_is_unordered, ops.tensors(graph.fx_nodes[operand].meta.get("val"))))
+        and graph.index[[*ops.looked_through(graph.fx_nodes[operand])][-1].name] not in stored
     ]
-
-
-def _base(graph: JointGraph, index: int) -> int:
-    """What a node shows; itself if that is no view."""
-    while (shares := graph.nodes[index].shares) is not None:
-        index = shares
-    return index
 
 
 def copied_bytes(graph: JointGraph, index: int, places: Iterable[int]) -> int:

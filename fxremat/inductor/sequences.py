@@ -3,8 +3,8 @@
 Networks that keep channels in the last place show a convolution a sequence through a view that exchanges two
 dimensions. Inductor has it read the order of sizes, and stores the value in another: so the convolution gets
 a copy, and its gradient two, one of each operand. Where the value of a loop is read by such convolutions and
-their gradients, and otherwise at most through the same views, it is stored in their order instead. Linear in
-nodes.
+their gradients, and otherwise at most by loops through the same views, it is stored in their order instead.
+Linear in nodes, but for the orders tried, of values of at most ``MOST_DIMENSIONS``.
 """
 
 from __future__ import annotations
@@ -33,18 +33,11 @@ def stored_as_read(graph: JointGraph, convolutions: Iterable[int]) -> Mapping[in
     """
     shown: dict[fx.Node, list[list[fx.Node]]] = {}
     for index in convolutions:
-        for operand in sequences(graph.fx_nodes[index]):
+        for operand in _sequences(graph.fx_nodes[index]):
             base, *through = reversed([*ops.looked_through(operand)])
             shown.setdefault(base, []).append(through)
     found = ((base, _strides(base, views)) for base, views in shown.items() if _is_theirs(base, views))
     return {graph.index[base.name]: strides for base, strides in found if strides is not None}
-
-
-def sequences(node: fx.Node) -> Iterator[fx.Node]:
-    """What a convolution over sequences, or the gradient of one, reads of a batch, its weights left out."""
-    for operand in node.args[: 2 if ops.is_convolution_gradient(node) else 1]:
-        if isinstance(operand, fx.Node) and operand.meta["val"].dim() == 3:
-            yield operand
 
 
 def mark(graph: JointGraph, strides: Mapping[int, tuple[int, ...]]) -> None:
@@ -62,6 +55,13 @@ def store_as_read(part: fx.GraphModule) -> int:
     if found:
         part.recompile()
     return len(found)
+
+
+def _sequences(node: fx.Node) -> Iterator[fx.Node]:
+    """What a convolution over sequences, or the gradient of one, reads of a batch, its weights left out."""
+    for operand in node.args[: 2 if ops.is_convolution_gradient(node) else 1]:
+        if isinstance(operand, fx.Node) and operand.meta["val"].dim() == 3:
+            yield operand
 
 
 def _is_theirs(base: fx.Node, views: Iterable[list[fx.Node]]) -> bool:

@@ -400,6 +400,17 @@ def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
             assert each == other
 
 
+class Function(nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
 class CountOperators(TorchDispatchMode):
     """Counts the operators that run, by name: ``counts["aten.mm"]``; ``relu_`` counts as ``relu``."""
 

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import Sketch, assert_same, chain, compiled_graphs, example_inputs, few, networks, run, run_parts
+from graphs import (
+    Function,
+    Sketch,
+    assert_same,
+    chain,
+    compiled_graphs,
+    example_inputs,
+    few,
+    networks,
+    run,
+    run_parts,
+)
 from hypothesis import given
 from models import case, fresh
 from programs import LAYERS, OPERATORS, Network, traced
@@ -29,20 +40,9 @@ from fxremat.graph.schedule import bind, validate
 aten = torch.ops.aten
 
 
-class Plain(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
-
-
 def captured(function: Callable[..., Tensor], *inputs: Tensor) -> JointGraph:
     """The joint graph of a function."""
-    return fxremat.capture(Plain(function), *inputs)
+    return fxremat.capture(Function(function), *inputs)
 
 
 def leaf(*shape: int) -> Tensor:

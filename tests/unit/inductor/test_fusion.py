@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from devices import threads
+from graphs import Function
 from torch import fx, nn
 from torch._inductor import inductor_prims
 from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
@@ -41,17 +42,6 @@ from fxremat.inductor.segments import segments, waiting
 from fxremat.inductor.timing import in_order, spread
 from fxremat.memory.lowering import Lowering
 from fxremat.predict.models import FUSIONS, INDUCTOR, model
-
-
-class Function(nn.Module):
-    """A function as a module without parameters."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(*args)
 
 
 def captured(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> JointGraph:

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import attention
 import models
-import networks
 import pytest
 import torch
 from devices import threads
 from models import train_step
-from networks import Residual, Scored
+from networks import Residual, Scored, tanh_mlp
 from torch import Tensor, fx, nn
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
@@ -272,7 +271,7 @@ def trained(name: str, **options: object) -> tuple[fxremat.Report, int]:
 def trained_chain(**options: object) -> tuple[fxremat.Report, int]:
     """The same of a few layers, between which a budget has plans to choose from."""
     torch.manual_seed(0)
-    module, inputs = networks.tanh_mlp(layers=8, width=32, batch=256)
+    module, inputs = tanh_mlp(layers=8, width=32, batch=256)
     return stepped(module, *inputs, **options)
 
 

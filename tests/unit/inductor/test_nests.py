@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from graphs import Function
 from torch import Tensor, nn
 from torch._inductor.scheduler import Scheduler, SchedulerNode
 from torch._inductor.utils import fresh_cache
@@ -23,17 +24,6 @@ from fxremat.inductor.nests import Ranges, nests
 from fxremat.inductor.segments import recomputation
 
 Groups = dict[str, Ranges]  # by the last node that a loop was made for
-
-
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 @pytest.fixture
