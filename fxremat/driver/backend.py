@@ -27,9 +27,7 @@ from fxremat.driver.runner import AnySizes, Runner
 from fxremat.emit.writes import guarded
 from fxremat.graph.nodes import STEP
 from fxremat.inductor.images import arrange_images
-from fxremat.inductor.operands import arrange_operands
 from fxremat.inductor.order import held_layout, may_fuse
-from fxremat.inductor.sequences import store_as_read
 from fxremat.options import settings
 from fxremat.options.options import Options, checked
 from fxremat.step.step import steps
@@ -150,8 +148,6 @@ def _compile_within_budget(
     def in_order(graph: fx.GraphModule, inputs: Sequence[Any], is_backward: bool) -> compilers.Order | None:
         if is_backward:
             arrange_images(graph, inputs, compilation.spare_bytes)
-        store_as_read(graph)
-        arrange_operands(graph)
         if not compilation.is_in_order:
             return None
         settings = {**as_planned, **held_layout(graph)} if is_backward else as_planned

@@ -31,8 +31,9 @@ from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.signature import device_title, signature
 from fxremat.inductor.facts import facts
 from fxremat.inductor.images import work_alike
+from fxremat.inductor.operands import arrange_operands
 from fxremat.inductor.order import order_recomputation
-from fxremat.inductor.sequences import mark
+from fxremat.inductor.sequences import mark, store_as_read
 from fxremat.options.options import (
     Budget,
     GivenPlanner,
@@ -474,6 +475,9 @@ def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.Graph
     if is_lowered:
         work_alike(forward, backward)
         order_recomputation(backward)
+        for part in (forward, backward):
+            store_as_read(part)
+            arrange_operands(part)
     else:
         let_views_copy(forward)
         let_views_copy(backward)
