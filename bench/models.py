@@ -98,7 +98,7 @@ _SIZES: dict[str, tuple[Callable[..., Built], Sizes, Sizes, Sizes]] = {
     ),
     "lstm": (
         networks.lstm,
-        {"layers": 4, "steps": 6, "hidden": 16, "batch": 8},
+        {"layers": 3, "steps": 4, "hidden": 16, "batch": 8},
         {"layers": 4, "steps": 32, "hidden": 128, "batch": 128},
         {"layers": 4, "steps": 32, "hidden": 1024, "batch": 64},
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from torch._inductor.async_compile import AsyncCompile
 
 from fxremat.device.rates import CPU, CUDA, PINNED
 from fxremat.driver import journal
@@ -55,6 +56,18 @@ def forget_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     steps.__init__()  # type: ignore[misc]
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels_are_inductors() -> Iterator[None]:
+    """A file that has Inductor's kernels do nothing leaves them to the next one as it found them."""
+
+    def own() -> list[object]:
+        return [vars(AsyncCompile)[name] for name in ("cpp_pybinding", "wait")]
+
+    before = own()
+    yield
+    assert own() == before
 
 
 @pytest.fixture(autouse=True)

@@ -268,10 +268,9 @@ def of_pytorch(planning: Problem, budget: float) -> Solution:
     [
         ("transformer", 0.7),
         ("llama", 0.4),
-        ("resnet", 0.4),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("transformer", 0.4), ("llama", 0.7), ("resnet", 0.7))
+            for each in (("transformer", 0.4), ("llama", 0.7), ("resnet", 0.4), ("resnet", 0.7))
         ),
     ],
 )

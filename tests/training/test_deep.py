@@ -46,10 +46,10 @@ def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("layers", "outputs"),
-    [(40, 20), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((100, 20), (1000, 30)))],
+    [(24, 14), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((100, 20), (1000, 30)))],
 )
 def test_a_deep_chain_trains_within_a_few_outputs(layers: int, outputs: int) -> None:
-    """The measured peak is within the budget, gradients of all weights included, and no bit is different."""
+    """The measured peak is within the budget, gradients and the loss included, and no bit is different."""
     model, x = deep(layers)
     expected = [gradient.clone() for gradient in step(model, x)]
     torch._dynamo.reset()
@@ -61,9 +61,7 @@ def test_a_deep_chain_trains_within_a_few_outputs(layers: int, outputs: int) -> 
     del found, expected
     model.zero_grad(set_to_none=True)
     measured = measure_peak(lambda: step(compiled, x), device="cpu").peak_bytes
-    loss_bytes = 2 * OUTPUT_BYTES  # outside of the compiled graph: the square and its gradient
-    assert measured <= outputs * OUTPUT_BYTES + loss_bytes
-    assert fxremat.reports()[-1].peak_bytes <= outputs * OUTPUT_BYTES
+    assert measured <= outputs * OUTPUT_BYTES
 
 
 def test_the_memory_of_recursion_grows_with_the_logarithm() -> None:

@@ -112,7 +112,7 @@ def test_a_plan_of_a_captured_graph_is_compiled(
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("make", [layered, convolutions])
+@pytest.mark.parametrize("make", [layered, pytest.param(convolutions, marks=pytest.mark.slow)])
 def test_a_plan_of_a_captured_graph_is_compiled_by_inductor(
     make: Callable[[], tuple[nn.Module, Tensor]], tmp_path: Path
 ) -> None:

@@ -328,13 +328,12 @@ def scaled(*factors: float) -> Callable[[GeneratedCode, Handed], CodeMemory | No
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        ("transformer", None),
         ("gated_mlp", "min"),
         ("unet", "min"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
-                ("transformer", "min"),
+                *itertools.product(["transformer"], [None, "min"]),
                 ("gated_mlp", None),
                 ("unet", None),
                 *itertools.product(["resnet", "dropout_mlp"], [None, "min"]),
@@ -600,6 +599,7 @@ def test_a_graph_that_another_plan_has_is_read_again() -> None:
             assert report.lowered_peak_bytes == measured and not report.from_cache
 
 
+@pytest.mark.xfail(torch.__version__.startswith("2.15"), reason="takes more: see the limits", strict=True)
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_scratch_memory_of_convolutions_of_one_channel() -> None:
     """Their images may be channels first and last at once: it is that of the worse."""
@@ -765,40 +765,32 @@ def test_a_faster_plan_whose_code_is_too_much_is_given_up(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
-def test_between_the_least_and_what_was_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_within", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_between_the_least_and_what_was_too_much(is_within: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no plan keeps the budget but the least, which leaves much of it, one plan between is tried."""
     least, _ = trained_chain(budget="min")
-    torch._dynamo.reset()
-    plain, _ = trained_chain(budget=0.9)
-    too_much = int(1.02 * (plain.budget_bytes or 0))
+    too_much = int(0.95 * least.baseline_peak_bytes)
     lowest, choose = least.solution.schedule, Correction.choose
-    for is_within in (True, False):
-        chosen: list[tuple[str, ...]] = []
+    chosen: list[tuple[str, ...]] = []
 
-        def note(correction: Correction, problem: Problem, chosen: list[tuple[str, ...]] = chosen) -> Choice:
-            choice = choose(correction, problem)
-            chosen.append(choice.solution.schedule)
-            return choice
+    def note(correction: Correction, problem: Problem) -> Choice:
+        choice = choose(correction, problem)
+        chosen.append(choice.solution.schedule)
+        return choice
 
-        def read_more(
-            given: GeneratedCode,
-            held: Handed,
-            chosen: list[tuple[str, ...]] = chosen,
-            is_within: bool = is_within,
-        ) -> CodeMemory | None:
-            found = read(given, held)
-            is_low = chosen[-1] == lowest or (is_within and lowest in chosen)
-            return found if found is None or is_low else replace(found, peak_bytes=too_much)
+    def read_more(given: GeneratedCode, held: Handed) -> CodeMemory | None:
+        found = read(given, held)
+        is_low = chosen[-1] == lowest or (is_within and lowest in chosen)
+        return found if found is None or is_low else replace(found, peak_bytes=too_much)
 
-        torch._dynamo.reset()
-        with monkeypatch.context() as patch:
-            patch.setattr(Correction, "choose", note)
-            patch.setattr(compilation, "read", read_more)
-            report, measured = trained_chain(budget=0.9)
-        assert report.budget_bytes is not None and measured <= report.budget_bytes
-        assert len(set(chosen)) > 2 and chosen.count(lowest) == (1 if is_within else 2)
-        assert (report.solution.schedule == lowest) == (not is_within)
-        assert report.solution.seconds <= least.solution.seconds
+    torch._dynamo.reset()
+    monkeypatch.setattr(Correction, "choose", note)
+    monkeypatch.setattr(compilation, "read", read_more)
+    report, measured = trained_chain(budget=0.9)
+    assert report.budget_bytes is not None and measured <= report.budget_bytes < too_much
+    assert len(set(chosen)) > 2 and chosen.count(lowest) == (1 if is_within else 2)
+    assert (report.solution.schedule == lowest) == (not is_within)
+    assert report.solution.seconds <= least.solution.seconds
 
 
 @pytest.mark.usefixtures("no_kernels", "codes")
@@ -885,7 +877,7 @@ def test_kernels_run_again_where_the_schedule_has_them(codes: list[GeneratedCode
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("is_left", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_code_of_both_halves_is_read(
     codes: list[GeneratedCode], monkeypatch: pytest.MonkeyPatch, is_left: bool
 ) -> None:
