@@ -91,7 +91,8 @@ class Buffers:
         if step in self.inlining.states:
             return self.inlining.states[step] is State.STORED
         kernel = self.kernels[step]
-        if self.inlining.loops[step].is_draw and kernel is not None and self._reduces_rows(kernel):
+        is_draw = self.inlining.loops[step].is_draw and step not in self.grouping.drawn_in_rows
+        if is_draw and kernel is not None and self._reduces_rows(kernel):
             return True
         return any(self.kernels[reader] is not kernel for reader in self.inlining.realized_readers[step])
 

@@ -44,6 +44,7 @@ class Grouping:
         feeders: For each concatenation on a CPU, the operands that a near loop can write to it, and the
             kernels of these loops.
         scatters: What ``pooling.scatters`` says.
+        drawn_in_rows: Draws of numbers for loops over rows, which are computed there.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Grouping:
         self.scatters = scatters(graph, binding, inlining.bases)
         views = itertools.chain(*self.scatters.values())
         self._scattered = frozenset(inlining.bases[view] for view in views)
+        self.drawn_in_rows: set[int] = set()
         self._latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
         self._realized_count = 0
         self._ranges = nests(graph, inlining) if graph.is_on_cpu else [None] * len(inlining.realized)
@@ -80,6 +82,8 @@ class Grouping:
         shareable = self._shareable(step) if is_fusible else []
         is_joining = is_fusible and step not in self._scattered
         joined = self._joinable(step, producers, shareable) if is_joining else None
+        if joined is not None and joined in producers:
+            joined = self._rows_with_draw(joined, step, producers) or joined
         if loop.is_cat and self.graph.is_on_cpu:
             self.feeders[step] = dict(self._find_feeders(step))
         place = self.inlining.realized_at[step]
@@ -122,6 +126,27 @@ class Grouping:
             if is_open and not leads_to(kernel, producers):
                 return kernel
         return None
+
+    def _rows_with_draw(self, kernel: Kernel, step: int, producers: Sequence[Kernel]) -> Kernel | None:
+        """The kernel over rows of which a loop becomes a part, along with numbers drawn for it alone.
+
+        On a CPU numbers are drawn in a loop over all elements, unless the first that reads them goes over
+        rows: then they are drawn there, and a kernel that reduces these rows computes both.
+        """
+        (draw, *more), ranges = kernel.steps, self._ranges[step]
+        is_alone = self.inlining.loops[draw].is_draw and not more and not kernel.consumers
+        if not is_alone or ranges is None or ranges.is_flat or self.inlining.pinned[draw]:
+            return None
+        if list(self.inlining.realized_readers[draw]) != [step]:
+            return None
+        rows = self._joinable(step, [each for each in producers if each is not kernel], ())
+        if rows is None or rows.reduction is None:
+            return None
+        loop, place = self.inlining.loops[draw], self.inlining.realized_at[draw]
+        rows.take(draw, loop, place, (), self._realized_count)
+        self.kernels[draw] = rows
+        self.drawn_in_rows.add(draw)
+        return rows
 
     def _is_nested(self, kernel: Kernel, step: int, producers: Sequence[Kernel]) -> bool:
         """Whether the ranges of a loop are those of a kernel, or lie in them, as far as they are known.

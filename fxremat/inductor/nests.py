@@ -198,9 +198,14 @@ def _indices(graph: JointGraph) -> tuple[_Indices | None, ...]:
     found = _known.get(graph)
     if found is None:
         forward = graph.fx_nodes[: graph.boundary]
-        is_last = any(map(ops.is_convolution, forward)) and compilers.lays_out_channels_last(forward)
+        is_last = any(map(_works_on_images, forward)) and compilers.lays_out_channels_last(forward)
         found = _known[graph] = tuple(_of_node(graph, place, is_last) for place in range(len(graph.nodes)))
     return found
+
+
+def _works_on_images(node: fx.Node) -> bool:
+    """Whether a node is a convolution of images; beside one of sequences four dimensions may be anything."""
+    return ops.is_convolution(node) and len(node.meta["val"].shape) == _IMAGE
 
 
 def _of_node(graph: JointGraph, place: int, is_last: bool) -> _Indices | None:

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from devices import threads
+from known import off_with
 from torch import Tensor, nn
 from torch._inductor.async_compile import AsyncCompile
 from unseen import no_loops
@@ -195,10 +196,7 @@ def error(graph: JointGraph, schedule: Schedule, code: CodeMemory) -> float:
     return abs(int(profile.live_bytes[profile.boundary :].max()) / code.peak_bytes - 1)
 
 
-MORE = pytest.mark.xfail(torch.__version__.startswith("2.15"), reason="see the limits", strict=True)
-
-
-@pytest.mark.parametrize("number", [pytest.param(0, marks=MORE), 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=off_with("2.15")), 1])
 def test_predictions_get_right(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a plan from its own code, and that of other plans from code without a budget."""
     seen = Seen(monkeypatch)

@@ -14,6 +14,7 @@ import models
 import pytest
 import torch
 from devices import threads
+from known import off_with
 from models import train_step
 from networks import Residual, Scored, tanh_mlp
 from torch import Tensor, fx, nn
@@ -599,7 +600,7 @@ def test_a_graph_that_another_plan_has_is_read_again() -> None:
             assert report.lowered_peak_bytes == measured and not report.from_cache
 
 
-@pytest.mark.xfail(torch.__version__.startswith("2.15"), reason="takes more: see the limits", strict=True)
+@off_with("2.11", "2.15")
 @pytest.mark.usefixtures("no_kernels", "codes")
 def test_scratch_memory_of_convolutions_of_one_channel() -> None:
     """Their images may be channels first and last at once: it is that of the worse."""
@@ -611,6 +612,7 @@ def test_scratch_memory_of_convolutions_of_one_channel() -> None:
     assert abs(report.solution.peak_bytes - measured) <= 0.03 * measured
 
 
+@off_with("2.11")
 @pytest.mark.usefixtures("no_kernels", "codes")
 @pytest.mark.parametrize("groups", [1, 64])
 def test_scratch_memory_of_convolutions_over_sequences(groups: int) -> None:

@@ -16,6 +16,7 @@ from unseen import LowPrecision, no_loops
 
 from fxremat.driver import pipeline
 from fxremat.graph.joint import JointGraph
+from fxremat.graph.mirrors import expand
 from fxremat.graph.schedule import bind
 from fxremat.inductor import fusion
 from fxremat.inductor.grouping import Grouping, group
@@ -93,11 +94,19 @@ def turned(x: Tensor, weight: Tensor) -> Tensor:
     return (found - found.sum(-1, keepdim=True)).square() + x
 
 
+def heads(x: Tensor, weight: Tensor) -> Tensor:
+    """Attention to the result of a convolution over a sequence: four dimensions that are no image's."""
+    found = functional.conv1d(x.transpose(1, 2), weight, padding=1).transpose(1, 2)
+    apart = found.unflatten(-1, (2, 8)).transpose(1, 2)
+    return torch.softmax(apart @ apart.mT, -1) @ apart
+
+
 SHAPES: dict[Callable[..., Tensor], list[tuple[int, ...]]] = {
     attention: [(2, 4, 16, 16), (2, 4, 16, 16), (16, 16)],
     normalised: [(4, 8, 16), (16, 16)],
     parts: [(4, 8, 16), (16, 16)],
     turned: [(4, 16, 8), (8, 8, 3)],
+    heads: [(4, 12, 16), (16, 16, 3)],
 }
 
 
@@ -153,12 +162,30 @@ def test_loops_of_other_ranges_are_kernels_of_their_own(monkeypatch: pytest.Monk
     assert fusion.lower(graph, binding).materialised[graph.names.index("exp")]
 
 
+@pytest.mark.usefixtures("scheduled")
+def test_numbers_are_drawn_in_the_rows_that_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout of a softmax, both computed again: one kernel does both, and stores no numbers."""
+
+    def dropped(x: Tensor) -> Tensor:
+        return functional.dropout(torch.softmax(x @ x.mT, -1), 0.5) @ x
+
+    graph = graph_of(Function(dropped), torch.randn(4, 16, 8, requires_grad=True), monkeypatch=monkeypatch)
+    again = {name: 1 for name in graph.names if name.startswith(("div", "gt", "inductor_random"))}
+    binding = bind(graph, expand(graph, again))
+    steps = dict(reversed([*zip(binding.nodes, range(len(binding.nodes)), strict=True)]))  # the first of each
+    kernels = group(graph, binding).kernels
+    (draw,) = (node for node, loop in enumerate(graph.loops) if loop.is_draw)
+    assert kernels[steps[draw]] is kernels[steps[graph.index["sum_1"]]] is not None
+    assert not fusion.lower(graph, binding).materialised[steps[draw]]
+
+
 def gated(x: Tensor, weight: Tensor) -> Tensor:
     """A gate that is computed of a convolution over a sequence whose features come last."""
     gate = functional.conv1d(x.transpose(1, 2), weight, padding=1).transpose(1, 2)
     return (functional.silu(gate) * x).square().sum()
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="traces no sigmoid of the gradient")
 @pytest.mark.usefixtures("scheduled")
 def test_a_loop_over_all_elements_is_split_for_its_own_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient that a convolution reads is a loop over its sizes; the sigmoid's sizes are others."""

@@ -137,15 +137,14 @@ class Experts(nn.Module):
 
     def __init__(self, width: int = 16, experts: int = 4, layers: int = 2) -> None:
         super().__init__()
-        sizes = (experts, width, 2 * width), (experts, 2 * width, width)
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.randn(size) / 4) for _ in range(layers) for size in sizes
+        self.firsts, self.seconds = (
+            nn.ParameterList(nn.Parameter(torch.randn(size) / 4) for _ in range(layers))
+            for size in ((experts, width, 2 * width), (experts, 2 * width, width))
         )
         self.routers = nn.ModuleList(nn.Linear(width, experts) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer, router in enumerate(self.routers):
-            first, second = self.weights[2 * layer : 2 * layer + 2]
+        for first, second, router in zip(self.firsts, self.seconds, self.routers, strict=True):
             hidden = torch.einsum("btd,ndh->bnth", x, first).relu().square()
             x = x + torch.einsum("bnth,nhd,btn->btd", hidden, second, router(x).softmax(-1))
         return x.square().mean()
