@@ -82,8 +82,9 @@ class Grouping:
         shareable = self._shareable(step) if is_fusible else []
         is_joining = is_fusible and step not in self._scattered
         joined = self._joinable(step, producers, shareable) if is_joining else None
-        if joined is not None and joined in producers:
-            joined = self._rows_with_draw(joined, step, producers) or joined
+        rows = self._rows_with_draw(joined, step, producers)
+        if rows is not None:
+            joined, producers = rows, self._producers(step)
         if loop.is_cat and self.graph.is_on_cpu:
             self.feeders[step] = dict(self._find_feeders(step))
         place = self.inlining.realized_at[step]
@@ -127,17 +128,18 @@ class Grouping:
                 return kernel
         return None
 
-    def _rows_with_draw(self, kernel: Kernel, step: int, producers: Sequence[Kernel]) -> Kernel | None:
+    def _rows_with_draw(self, kernel: Kernel | None, step: int, producers: Sequence[Kernel]) -> Kernel | None:
         """The kernel over rows of which a loop becomes a part, along with numbers drawn for it alone.
 
         On a CPU numbers are drawn in a loop over all elements, unless the first that reads them goes over
         rows: then they are drawn there, and a kernel that reduces these rows computes both.
         """
-        (draw, *more), ranges = kernel.steps, self._ranges[step]
-        is_alone = self.inlining.loops[draw].is_draw and not more and not kernel.consumers
-        if not is_alone or ranges is None or ranges.is_flat or self.inlining.pinned[draw]:
+        ranges = self._ranges[step]
+        if kernel is None or ranges is None or ranges.is_flat or len(kernel.steps) > 1:
             return None
-        if list(self.inlining.realized_readers[draw]) != [step]:
+        (draw,) = kernel.steps
+        is_alone = self.inlining.loops[draw].is_draw and not self.inlining.pinned[draw]
+        if not is_alone or list(self.inlining.realized_readers[draw]) != [step]:
             return None
         rows = self._joinable(step, [each for each in producers if each is not kernel], ())
         if rows is None or rows.reduction is None:
