@@ -334,7 +334,8 @@ def scaled(*factors: float) -> Callable[[GeneratedCode, Handed], CodeMemory | No
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
-                *itertools.product(["transformer"], [None, "min"]),
+                ("transformer", None),
+                ("transformer", "min"),
                 ("gated_mlp", None),
                 ("unet", None),
                 *itertools.product(["resnet", "dropout_mlp"], [None, "min"]),

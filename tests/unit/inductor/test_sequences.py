@@ -150,7 +150,6 @@ def test_code_holds_no_copies_of_sequences(groups: int, budget: Any) -> None:
     assert not any(COPY in code for code in codes)
 
 
-@pytest.mark.inductor
 def test_inductor_alone_is_told() -> None:
     """The partitioner's graphs say it themselves, whoever hands them to Inductor."""
     model, values = Scored(block()), torch.randn(BATCH, LENGTH, WIDTH)
