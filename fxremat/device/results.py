@@ -3,7 +3,8 @@
 A graph is traced with a rule for the sizes, strides and dtype of each operator's results. Not every kernel
 keeps to it: PyTorch traces the gradient of a batch normalisation as its image lies, and the kernel's lies in
 the order of its sizes; it traces the statistics of a layer normalisation in 16 bits where its weights are in
-32, and so are the kernel's. What results take, what may be written over them, what operators allocate besides
+32, and so are the kernel's; and which way an image of one pixel lies, after which kernels choose how they
+work, is traced otherwise than some do it. What results take, what may be written over them, what operators allocate besides
 and what their readers return depend on what they really are. So each distinct operator of a graph, which runs
 once alone in any case for its scratch memory (``calibrate.py``), tells it.
 
@@ -99,8 +100,7 @@ def _lies_like(value: torch.Tensor, form: Form) -> bool:
     sizes = list(map(graphs.hint, value.shape))
     if None in sizes:
         return True  # the numbers decide
-    steps = zip(sizes, map(graphs.hint, value.stride()), form.strides, strict=False)
-    is_laid = 0 in sizes or all(size == 1 or step == real for size, step, real in steps)
+    is_laid = 0 in sizes or list(map(graphs.hint, value.stride())) == list(form.strides)
     return is_laid and sizes == list(form.sizes)
 
 

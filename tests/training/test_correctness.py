@@ -188,6 +188,20 @@ def test_attention_is_computed_again() -> None:
     assert any("attention" in value.operator for value in report.values if value.recomputed)
 
 
+@pytest.mark.parametrize("plan", ["none", "everything"])
+def test_images_of_one_pixel_train_alike(plan: str) -> None:
+    """What is written over the other operand of a sum lies as the sum does, by which kernels work on."""
+    torch.manual_seed(0)
+    norm, wide, narrow = nn.BatchNorm2d(32), nn.Conv2d(32, 128, 1), nn.Conv2d(128, 32, 1)
+
+    def body(p: Program, x: Tensor) -> Tensor:
+        tokens = p.layers[0](x).permute(0, 2, 3, 1).reshape(2, 1, 32).tanh()
+        total = p.layers[0](x) + 2 * tokens.permute(0, 2, 1).reshape(2, 32, 1, 1)
+        return total + 2 * p.layers[2](p.layers[1](p.layers[0](total)).tanh())
+
+    assert_trains_alike(program(body, norm, wide, narrow), [torch.randn(2, 32, 1, 1)], **PLANS[plan])
+
+
 # --- Dtypes ---------------------------------------------------------------------------------------------
 
 

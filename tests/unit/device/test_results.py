@@ -86,6 +86,15 @@ def test_each_value_lies_as_it_does_when_it_runs(then: Callable[[Tensor], Tensor
     Compare(found.module).run(TURNED)
 
 
+def test_images_of_one_pixel_lie_as_kernels_choose() -> None:
+    """Which way is no matter to what they hold, but to which way the next kernels work."""
+    values = torch.randn(2, 32, 1, 1), torch.randn(2, 1, 1, 32).permute(0, 3, 1, 2)
+    graph = graph_of(lambda x, y: (x + y).exp(), *values)
+    module = as_run(graph).module
+    assert module is not None
+    Compare(module).run(*values)
+
+
 @pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
 def test_statistics_have_the_dtype_of_the_kernel(tracing_mode: str) -> None:
     """A layer normalisation of 16 bits with weights of 32 bits keeps statistics of 32."""
