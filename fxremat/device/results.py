@@ -3,10 +3,11 @@
 A graph is traced with a rule for the sizes, strides and dtype of each operator's results. Not every kernel
 keeps to it: PyTorch traces the gradient of a batch normalisation as its image lies, and the kernel's lies in
 the order of its sizes; it traces the statistics of a layer normalisation in 16 bits where its weights are in
-32, and so are the kernel's; and which way an image of one pixel lies, after which kernels choose how they
-work, is traced otherwise than some do it. What results take, what may be written over them, what operators allocate besides
-and what their readers return depend on what they really are. So each distinct operator of a graph, which runs
-once alone in any case for its scratch memory (``calibrate.py``), tells it.
+32, and so are the kernel's; and an image of one pixel may lie in either order, after which kernels choose how
+they work: which it is, is traced otherwise than some have it. What results take, what may be written over
+them, what operators allocate besides and what their readers return depend on what they really are. So each
+distinct operator of a graph, which runs once alone in any case for its scratch memory (``calibrate.py``),
+tells it.
 
 An operator that can't run alone is believed, unless what it reads is otherwise than it was traced: then its
 result and all that is computed of it have an ``UNKNOWN_LAYOUT``. So have results of symbolic sizes that lie

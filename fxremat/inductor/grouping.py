@@ -16,6 +16,7 @@ from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.concatenation import is_in_slices
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.nests import may_share, nests
@@ -119,10 +120,10 @@ class Grouping:
         """
         loop = self.inlining.loops[step]
         siblings = itertools.chain(*[self._latest_readers.get(read, ()) for read in shareable])
-        puts = self._puts_read(step)
+        unfinished = self._unfinished(step)
         for kernel in dict.fromkeys((*producers, *siblings)):
             fits = kernel.admits(loop.elements, loop.reduction) and self._is_nested(kernel, step, producers)
-            is_open = fits and kernel not in puts and self._is_open(kernel, step)
+            is_open = fits and kernel not in unfinished and self._is_open(kernel, step)
             is_open = is_open and not self._is_put_off(kernel, step)
             if is_open and not leads_to(kernel, producers):
                 return kernel
@@ -161,7 +162,11 @@ class Grouping:
         if may_share(first, second, kernel in producers):
             is_split = first.is_flat != second.is_flat and not (first.reduced or second.reduced)
             return not is_split or self._sizes(step) in map(self._sizes, kernel.steps)
-        return any(self._ranges[each] == second for each in kernel.steps)
+        loops = [self._ranges[each] for each in kernel.steps]
+        return second in loops or any(
+            each is not None and not each.reduced and may_share(each, second, kernel in producers)
+            for each in loops
+        )
 
     def _sizes(self, step: int) -> tuple[int | None, ...]:
         """The sizes of a realized value, as the view of it has them that it is made for.
@@ -172,10 +177,11 @@ class Grouping:
         values = ops.tensors(self.graph.fx_nodes[self.binding.nodes[shown]].meta.get("val"))
         return tuple(map(graphs.hint, next(values).shape))
 
-    def _puts_read(self, step: int) -> Collection[Kernel | None]:
+    def _unfinished(self, step: int) -> Collection[Kernel | None]:
         """The kernels that write to places of what a step reads: it is complete when they have run."""
-        leaves, loops = self.inlining.leaves[step], self.inlining.loops
-        return [self.kernels[leaf] for leaf in leaves if loops[leaf].is_put]
+        leaves, loops, nodes = self.inlining.leaves[step], self.inlining.loops, self.binding.nodes
+        written = (leaf for leaf in leaves if loops[leaf].is_put or is_in_slices(self.graph, nodes[leaf]))
+        return [self.kernels[leaf] for leaf in written]
 
     def _is_open(self, kernel: Kernel, step: int) -> bool:
         """Whether a kernel is near a loop, and of its segment, or of its stretch if neither recomputes."""

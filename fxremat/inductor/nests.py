@@ -149,7 +149,8 @@ def _sizes(outer: int, inner: int, blocks: Iterable[int]) -> tuple[int, ...]:
 def may_share(first: Ranges, second: Ranges, reads: bool) -> bool:
     """Whether a loop may run in the kernel of an earlier one.
 
-    A loop over all elements is split as another is if both were made for the same sizes (``grouping.py``).
+    A loop over all elements is split as another is if both were made for the same sizes (``grouping.py``); as
+    one that reduces it never is.
 
     Args:
         first: The earlier one's ranges.
@@ -159,10 +160,14 @@ def may_share(first: Ranges, second: Ranges, reads: bool) -> bool:
     >>> rows, elements = Ranges((16, 8), (8,)), Ranges((16, 8, 8))
     >>> may_share(rows, elements, True), may_share(rows, Ranges((128, 8)), True)
     (True, False)
+    >>> may_share(Ranges((1024,)), rows, True)
+    False
     """
     is_same = first == second or (not first.reduced and first.kept == second.kept + second.reduced)
-    if is_same or first.is_flat or second.is_flat:
+    if is_same:
         return True
+    if first.is_flat or second.is_flat:
+        return not (first.reduced or second.reduced)
     depth = min(len(first.kept), len(second.kept))
     return reads and depth > 0 and first.kept[:depth] == second.kept[:depth]
 

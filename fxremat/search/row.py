@@ -76,7 +76,11 @@ class Row:
         self.best: dict[int, Plan] = {}  # of each budget, ascending
 
     def plans(self) -> Iterable[tuple[int, ...]]:
-        """The best plan at hand for each budget that one fits, and what else no other plan beats."""
+        """The best plan at hand for each budget that one fits, and what else no other plan beats.
+
+        Besides them all that was found for the least budget: which of it is lowest is not sure, for bytes are
+        estimates where a compiler fuses kernels.
+        """
         first, *rest = self._budgets()
         lowest = self._solve(first, self.lowest)
         for budget in progress(rest, "planning for budgets"):
@@ -98,7 +102,8 @@ class Row:
             worth = [each for each in pareto(self.known)[-MOST_IMPROVED:] if each.peak_bytes <= self.highest]
             found += self.starts
             found += (self._improved(each.operators, each.peak_bytes) for each in worth)
-        return dict.fromkeys(each.operators for each in pareto(found))
+        low = (*self.lowest, *lowest) if self.has_time else ()
+        return dict.fromkeys(each.operators for each in (*pareto(found), *low))
 
     def _budgets(self) -> list[int]:
         """Budgets in equal ratios from the least to what keeping everything takes, for half of the tries."""

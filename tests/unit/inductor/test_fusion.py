@@ -410,7 +410,7 @@ def test_a_loop_that_is_late_joins_those_before() -> None:
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         a, b, bias = torch.mm(x, w), torch.mm(w, x), torch.mm(w, w).sum(0)
-        late, dear = torch.abs(a + bias), torch.exp(b + bias)
+        late, dear = torch.abs(a + bias), torch.exp(b * bias)
         rows = dear * (dear * a).sum(1, keepdim=True)
         return torch.mm(torch.mm(rows, w), late.t())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from graphs import Function
 from torch import Tensor, nn
-from torch._inductor.scheduler import Scheduler, SchedulerNode
+from torch._inductor.scheduler import BaseSchedulerNode, Scheduler, SchedulerNode
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 from unseen import LowPrecision, no_loops
@@ -27,6 +29,28 @@ from fxremat.inductor.segments import recomputation
 Groups = dict[str, Ranges]  # by the last node that a loop was made for
 
 
+def last_origin(node: BaseSchedulerNode) -> str:
+    """The last of the nodes whose values a loop computes."""
+    origins = node.node.get_origins()
+    return str(max(origins, key=list(next(iter(origins)).graph.nodes).index))
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
+    """What is computed together, in each kernel that Inductor makes while the fixture is used."""
+    found: list[set[str]] = []
+    fuse = Scheduler.fuse_nodes
+
+    def record(self: Scheduler, nodes: list[Any]) -> list[Any]:
+        made = fuse(self, nodes)
+        found.extend({last_origin(each) for each in kernel.get_nodes()} for kernel in made)
+        return made
+
+    monkeypatch.setattr(Scheduler, "fuse_nodes", record)
+    with no_loops(), fresh_cache():
+        yield found
+
+
 @pytest.fixture
 def scheduled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Groups]:
     """The ranges of the loops that Inductor schedules while the fixture is used."""
@@ -37,9 +61,7 @@ def scheduled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Groups]:
         for each in nodes:
             if isinstance(each, SchedulerNode):
                 kept, reduced = each.group[1]
-                origins = each.node.get_origins()
-                last = max(origins, key=list(next(iter(origins)).graph.nodes).index)
-                found[last.name] = Ranges(tuple(map(int, kept)), tuple(map(int, reduced)))
+                found[last_origin(each)] = Ranges(tuple(map(int, kept)), tuple(map(int, reduced)))
         return fuse(self, nodes)
 
     monkeypatch.setattr(Scheduler, "fuse_nodes", record)
@@ -160,6 +182,37 @@ def test_loops_of_other_ranges_are_kernels_of_their_own(monkeypatch: pytest.Monk
     kernels = dict(zip(graph.names, grouping.kernels, strict=True))
     assert kernels["exp"] is not kernels["sum_1"]
     assert fusion.lower(graph, binding).materialised[graph.names.index("exp")]
+
+
+def summed(x: Tensor, weight: Tensor) -> Tensor:
+    """The rows of a sum that is stored, for it reads so much, are normalised."""
+    terms = itertools.accumulate([weight] * 4, torch.matmul, initial=x)
+    return functional.layer_norm(functools.reduce(torch.add, terms), (16,))
+
+
+def joined(x: Tensor, weight: Tensor) -> Tensor:
+    """A concatenation is brought into another order."""
+    both = torch.cat([x @ weight, x.tanh() @ weight])
+    return both.transpose(1, 2).contiguous() @ x.repeat(2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "second"), [(summed, "add_3", "mul"), (joined, "cat", "clone")]
+)
+def test_a_loop_that_needs_all_of_another_is_no_part_of_its_kernel(
+    function: Callable[..., Tensor],
+    first: str,
+    second: str,
+    fused: list[set[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of what is computed in a loop over all elements, and what reads a concatenation."""
+    args = [torch.randn(shape, requires_grad=True) for shape in [(4, 8, 16), (16, 16)]]
+    graph = graph_of(Function(function), *args, monkeypatch=monkeypatch)
+    kernels = dict(zip(graph.names, group(graph, bind(graph, graph.names)).kernels, strict=True))
+    assert {first, second} <= set().union(*fused)
+    assert not any({first, second} <= each for each in fused)
+    assert None is not kernels[first] is not kernels[second] is not None
 
 
 @pytest.mark.usefixtures("scheduled")
