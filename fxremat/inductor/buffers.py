@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from fxremat.graph.loops import Kind
-from fxremat.inductor.concatenation import held_operands, is_in_slices
+from fxremat.graph.loops import Kind, is_channels_first
+from fxremat.inductor.concatenation import held_operands, in_order_of_sizes, is_in_slices
 from fxremat.inductor.facts import copied_bytes, facts
 from fxremat.inductor.grouping import Grouping
 from fxremat.inductor.kernels import Kernel
@@ -57,7 +57,7 @@ class Buffers:
             *self._reuses(replaces),
             *((first and at[first], self._read_until(readers), size) for first, readers, size in copied),
             *self._copies_shown(),
-            *self._copied_images(),
+            *self._copied_images(held_in),
             *self._sequences(),
             *self._parts(),
             *scatter_buffers(self.graph, self.binding, found, self.inlining.bases, at),
@@ -94,7 +94,23 @@ class Buffers:
         is_draw = self.inlining.loops[step].is_draw and step not in self.grouping.drawn_in_rows
         if is_draw and kernel is not None and self._reduces_rows(kernel):
             return True
-        return any(self.kernels[reader] is not kernel for reader in self.inlining.realized_readers[step])
+        readers = self.inlining.realized_readers[step]
+        return any(self.kernels[each] is not kernel and not self._feeds(step, each) for each in readers)
+
+    def _feeds(self, step: int, reader: int) -> bool:
+        """Whether a step concatenates, and the kernel of another writes all to it that reads the value."""
+        fed, inlining = self.grouping.feeders.get(reader), self.inlining
+        if fed is None or not self._may_run_alike(step, reader):
+            return False
+        bases = {inlining.bases[read] for read in self.binding.reads[reader] if read is not None}
+        computed = [base for base in bases if not inlining.realized[base] and step in inlining.leaves[base]]
+        return step not in bases and all(fed.get(base) is self.kernels[step] for base in computed)
+
+    def _may_run_alike(self, step: int, cat: int) -> bool:
+        """Whether a loop that writes to a concatenation of images may run in the order of what it reads."""
+        if not self._works_channels_last or self.binding.nodes[cat] not in facts(self.graph).images:
+            return True
+        return step in self._stored_last or cat in self._cats_in_order
 
     def _reduces_rows(self, kernel: Kernel) -> bool:
         """Whether, on a CPU, a kernel goes over rows; numbers are drawn in a loop over all elements."""
@@ -152,17 +168,21 @@ class Buffers:
         """
         images, nodes, inlining = facts(self.graph).images, self.binding.nodes, self.inlining
         first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, leaf))
+        if first is None or not self._works_channels_last:
+            return True
         is_added = inlining.loops[leaf].is_put or inlining.loops[leaf].is_scatter
         is_ordered_alike = second is None or self._is_in_order(step) == self._is_in_order(leaf)
-        if first is None or (second in (None, first) and is_ordered_alike and not is_added):
-            return True
-        return not works_channels_last(self.graph, self.binding, range(self.binding.boundary))
+        return second in (None, first) and is_ordered_alike and not is_added
 
     def _is_in_order(self, step: int) -> bool:
         """Whether an image is stored in the order of its sizes, and not as convolutions of its graph work."""
+        if step in self._channels_last or self.inlining.kinds[step] is Kind.KERNEL:
+            return False
+        node = self.binding.nodes[step]
+        if self.inlining.pinned[step] and step < self.binding.boundary:
+            return is_channels_first(self.graph.fx_nodes[node].meta["val"])
         is_own = self.inlining.is_dear[step] and self.inlining.realized_at[step] == step
-        is_shown = is_own and self.binding.nodes[step] in facts(self.graph).flattened
-        return is_shown and step not in self._channels_last
+        return is_own and node in facts(self.graph).flattened
 
     @functools.cached_property
     def _channels_last(self) -> frozenset[int]:
@@ -219,15 +239,22 @@ class Buffers:
     def _shown_copies(self) -> Sequence[tuple[int, int, int]]:
         return [*facts(self.graph).shown.copies_of(self.binding, self.inlining.readers)]
 
-    def _copied_images(self) -> Iterable[tuple[int, int, int]]:
-        """The copies that convolutions get of images that were stored as the channels of one.
+    def _copied_images(self, held_in: Mapping[int, int]) -> Iterable[tuple[int, int, int]]:
+        """The copies that convolutions get of images that were stored as the channels of one, or in order.
 
-        What is copied is freed before a convolution's results are there, unless it is read again.
+        What is copied is freed before a convolution's results are there, unless it is read again. What is to
+        be stored channels last is copied where it is made, and the copy read from there on; but not what is
+        held in it.
         """
-        known, nodes = facts(self.graph), self.binding.nodes
+        known, nodes, runs_at = facts(self.graph), self.binding.nodes, self.timing.runs_at
         steps = [step for step, node in enumerate(nodes) if node in known.convolutions]
-        if not steps or not works_channels_last(self.graph, self.binding, range(self.binding.boundary)):
+        if not steps or not self._works_channels_last:
             return
+        last, cats, in_order = self._stored_last, self.grouping.feeders, self._cats_in_order
+        for cat in in_order & last:
+            made_at = max((kernel.runs_at for kernel in cats[cat].values()), default=runs_at[cat])
+            held = (self.inlining.readers[step] for step, holder in held_in.items() if holder == cat)
+            yield made_at, max([made_at, *map(self._read_until, held)]), self.graph.node_bytes(nodes[cat])
         shown = {reader for _, reader, _ in self._shown_copies}
         for step in steps:
             reads = () if step in shown else dict.fromkeys(self.binding.reads[step])
@@ -236,11 +263,27 @@ class Buffers:
                 if not self.inlining.realized[base] or self.inlining.stored_as(base) != base:
                     continue
                 stored, wanted = known.images.get(nodes[base]), known.images.get(nodes[read])
-                if stored and wanted and stored != wanted:
-                    size, place = self.graph.node_bytes(nodes[base]), self.timing.runs_at[step]
-                    yield max(self.timing.runs_at[base], self._loop_before(step)), place, size
+                if stored and wanted and (stored != wanted or base in in_order - last):
+                    size, place = self.graph.node_bytes(nodes[base]), runs_at[step]
+                    yield max(runs_at[base], self._loop_before(step)), place, size
                     if self.inlining.readers[base][-1] == step and not self.inlining.pinned[base]:
                         yield place, place, -size
+
+    @functools.cached_property
+    def _works_channels_last(self) -> bool:
+        return works_channels_last(self.graph, self.binding, range(self.binding.boundary))
+
+    @functools.cached_property
+    def _cats_in_order(self) -> frozenset[int]:
+        """The concatenations of images that lie in the order of their sizes; convolutions work otherwise."""
+        cats = self.grouping.feeders
+        return in_order_of_sizes(self.graph, self.binding, cats, self.inlining, self._stored_last)
+
+    @functools.cached_property
+    def _stored_last(self) -> frozenset[int]:
+        """The steps whose values are stored channels last when they are computed."""
+        pinned, is_dear = self.inlining.pinned, self.inlining.is_dear
+        return frozenset(each for each in self._channels_last if pinned[each] or is_dear[each])
 
     def _sequences(self) -> Iterable[tuple[int, int, int]]:
         """The copies that convolutions over sequences get, but for those of which it was shown.

@@ -28,15 +28,16 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
    start, and the copy is held as long as a convolution or its gradient reads it.
    Parts of inlined values that they read are copied alone, and images that were stored as the channels of
-   one. Convolutions over sequences read copies of what neither lies in the order of its sizes nor is stored
-   for them (``sequences.py``); these count while the convolution runs, beside what is copied if that is read
-   again. A CPU makes them in one call, others one after the other.
+   one, or as a concatenation in the order of its sizes (``concatenation.py``). Convolutions over sequences
+   read copies of what neither lies in the order of its sizes nor is stored for them (``sequences.py``); these
+   count while the convolution runs, beside what is copied if that is read again. A CPU makes them in one
+   call, others one after the other.
 
 On a CPU three more:
 
 6. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
    the first of them (``concatenation.py``). An operand that is copied there by a near kernel is read by
-   that kernel, not where the concatenation stands.
+   that kernel, not where the concatenation stands; what one is computed of, alone, has no buffer then.
 7. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
    all elements.
 8. *Ranges.* Loops over the same elements are fused where they run over the same ranges, one inside of the

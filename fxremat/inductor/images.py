@@ -52,7 +52,7 @@ def arrange_images(
         for node in convolutions
         if node not in in_order and _works_channels_last(node)
         for image in _images(node)
-        if is_channels_first(image.meta["val"]) and _may_lie_otherwise(image)
+        if (is_channels_first(image.meta["val"]) or _is_in_slices(image)) and _may_lie_otherwise(image)
     )
     for image in found:
         _store_channels_last(image)
@@ -120,9 +120,14 @@ def _may_lie_otherwise(image: fx.Node) -> bool:
     return is_loop(base) and all(kind(each) in LOOPS or _has_convolution(each) for each in readers(base))
 
 
+def _is_in_slices(image: fx.Node) -> bool:
+    """Whether loops write to slices of a concatenation, and what else reads their values reads them there."""
+    return loop(image).is_cat and bool(image.meta["val"].is_cpu)
+
+
 def _store_channels_last(image: fx.Node) -> None:
     """Have all read a copy that lies channels last, and that Inductor computes inside of the loop."""
-    if loop(image).is_cat and image.meta["val"].is_cpu:
+    if _is_in_slices(image):
         _concatenate_channels_last(image)
     else:
         with image.graph.inserting_after(image):
