@@ -255,7 +255,7 @@ class Buffers:
             made_at = max((kernel.runs_at for kernel in cats[cat].values()), default=runs_at[cat])
             held = (self.inlining.readers[step] for step, holder in held_in.items() if holder == cat)
             yield made_at, max([made_at, *map(self._read_until, held)]), self.graph.node_bytes(nodes[cat])
-        shown = {reader for _, reader, _ in self._shown_copies}
+        copied, shown = in_order - last, {reader for _, reader, _ in self._shown_copies}
         for step in steps:
             reads = () if step in shown else dict.fromkeys(self.binding.reads[step])
             for read in (each for each in reads if each is not None):
@@ -263,7 +263,7 @@ class Buffers:
                 if not self.inlining.realized[base] or self.inlining.stored_as(base) != base:
                     continue
                 stored, wanted = known.images.get(nodes[base]), known.images.get(nodes[read])
-                if stored and wanted and (stored != wanted or base in in_order - last):
+                if stored and wanted and (stored != wanted or base in copied):
                     size, place = self.graph.node_bytes(nodes[base]), runs_at[step]
                     yield max(runs_at[base], self._loop_before(step)), place, size
                     if self.inlining.readers[base][-1] == step and not self.inlining.pinned[base]:

@@ -121,7 +121,7 @@ def _may_lie_otherwise(image: fx.Node) -> bool:
 
 
 def _is_in_slices(image: fx.Node) -> bool:
-    """Whether loops write to slices of a concatenation, and what else reads their values reads them there."""
+    """Whether a value is a concatenation on a CPU: loops write to its slices, from which others may read."""
     return loop(image).is_cat and bool(image.meta["val"].is_cpu)
 
 

@@ -378,7 +378,7 @@ class Around(nn.Module):
         return torch.tanh(self.last(torch.cat([x, y], 1))).square().mean()
 
 
-@pytest.mark.usefixtures("no_kernels", "codes")
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize(
     ("activation", "mode", "again"),
     [
@@ -389,11 +389,7 @@ class Around(nn.Module):
     ],
 )
 def test_concatenations_of_images(
-    activation: Callable[[Tensor], Tensor],
-    mode: str,
-    again: tuple[str, ...],
-    codes: list[GeneratedCode],
-    monkeypatch: pytest.MonkeyPatch,
+    activation: Callable[[Tensor], Tensor], mode: str, again: tuple[str, ...], codes: list[GeneratedCode]
 ) -> None:
     """Those of a forward lie in the order of their sizes where no operand is known to lie otherwise.
 
