@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 import fxremat
 from fxremat.driver.pipeline import make_problem
-from fxremat.inductor import buffers, grouping, inlining, timing
+from fxremat.inductor import arrangement, buffers, concatenation, grouping, inlining, timing
 from fxremat.memory.lowering import Copies
 from fxremat.planners import auto
 from fxremat.predict import models
@@ -86,12 +86,12 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),
     "layout": (
         (buffers, "input_copies", lambda *rest: ()),
-        (buffers, "channels_last", lambda *rest: frozenset()),
+        (arrangement, "channels_last", lambda *rest: frozenset()),
         (inlining, "parts_read", lambda *rest: {}),
     ),
     "concatenation": (
         (grouping.Grouping, "_find_feeders", lambda *rest: ()),
-        (buffers, "held_operands", lambda *rest: {}),
+        (concatenation.Slices, "own_operands", lambda *rest: ()),
     ),
     "pooling": (
         (grouping, "scatters", lambda *rest: {}),

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["GeneratedCode", "LoweredOperation", "gradients_keep_layouts", "reader", "wants_buffers"]
+__all__ = [
+    "GeneratedCode",
+    "LoweredOperation",
+    "gradients_keep_layouts",
+    "reader",
+    "stores_for_gradients",
+    "wants_buffers",
+    "writes_shared_to_slices",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +166,14 @@ def wants_buffers(node: fx.Node) -> bool:
     from torch._inductor.lowering import needs_realized_inputs
 
     return node.target in needs_realized_inputs
+
+
+def writes_shared_to_slices() -> bool:
+    """Whether on a GPU operands of a concatenation that loops read as well are computed right into it.
+
+    From torch 2.12 on they are.
+    """
+    return torch.__version__ >= "2.12"
 
 
 def stores_for_gradients() -> bool:

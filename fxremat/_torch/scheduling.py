@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
         first: dict[int, int] = {}  # of each step, where it stands
         for index, node in enumerate(traced):
             first.setdefault(node.meta.get(key, -1), index)
+        known = sorted(first)  # a product and its sum are one node by now, which is of no step
         places: dict[fx.Node, int] = {}
         for index, node in enumerate(traced):  # another order: made so, or copied by its reader
             step = node.meta.get(key)
@@ -86,7 +88,8 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
                 places[node] = places[node.args[0]]
             else:
                 is_late = step is not None and made_at and made_at[step] > step
-                places[node] = max(index, first.get(made_at[step], index)) if is_late else index
+                later = known[bisect_left(known, made_at[step]) :][:1] if is_late else ()
+                places[node] = max(index, *(first[each] for each in later)) if later else index
         return places
 
     def uuid(self) -> str:

@@ -10,11 +10,13 @@ read in this order:
       inlining       which values are computed inside of their readers; the others are *realized*
         operations   how many a loop takes
         products     products of matrices that are computed with the sum that reads them
+        concatenation    which concatenations the loops of their operands write to
       grouping       which realized loops become one kernel
         kernels      a kernel, and what it needs of others
       timing         when kernels run, and until when what they read is held
-      buffers        which values get a buffer, which take the place of another, and what is copied
-        layout, concatenation, pooling      three operators with ways of their own
+      buffers        which values get a buffer, and which take the place of another
+        arrangement, copies     how stored images lie, and what is copied to lie otherwise
+        layout, pooling      two operators with ways of their own
 
 Six modules have to do with Inductor itself:
 

@@ -30,7 +30,7 @@ class Facts:
         viewed_places: For each view, which of its operands it looks at; None for others.
         picked_places: The same, but None for a ``getitem``, too.
         inputs: For each node, the graph's inputs that it reads itself.
-        bytes_of_one: Bytes of each node's buffer; 0 if it has several or none.
+        bytes_of_one: Bytes of each node's buffer, or of that which a ``getitem`` picks; 0 if there is no one.
         convolutions: Indices of convolutions and their gradients.
         plain_convolutions: Indices of convolutions.
         hinting: Indices of external kernels whose operands get a buffer as soon as they are computed.
@@ -112,7 +112,7 @@ def _facts(graph: JointGraph) -> Facts:
         viewed,
         tuple(None if node.leader is not None else at for at, node in zip(viewed, graph.nodes, strict=True)),
         tuple(frozenset(read for read in node.operands if read < graph.num_inputs) for node in graph.nodes),
-        tuple(graph.node_bytes(at) if len(each.creates) == 1 else 0 for at, each in enumerate(graph.nodes)),
+        tuple(graph.storage_bytes[each.views[0]] if len(each.views) == 1 else 0 for each in graph.nodes),
         convolutions,
         frozenset(index for index in convolutions if ops.is_convolution(graph.fx_nodes[index])),
         frozenset(at for at, node in each if kinds[at] is Kind.KERNEL and lowered.wants_buffers(node)),

@@ -22,27 +22,30 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
 3. *Products.* A product of two matrices that a sum of the same size alone reads is computed with the sum,
    by ``addmm``, where the sum stands (``products.py``).
 4. *In place* (``buffers.py``). A loop writes over an operand of the same size that no later kernel reads, nor
-   a loop of its own kernel that it does not depend on. Where images lie channels last, it does not if one of
+   a loop of its own kernel that it does not depend on; so does what is used inside of a kernel alone, and
+   then a later loop of it over that. Where images lie channels last, it does not if one of
    the two has the channels of several images as those of one.
 5. *Layout* (``layout.py``). Convolutions work channels last where Inductor says so, which it does for the
    forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
    start, and the copy is held as long as a convolution or its gradient reads it.
-   Parts of inlined values that they read are copied alone, and images that were stored as the channels of
-   one, or as a concatenation in the order of its sizes (``concatenation.py``). Convolutions over sequences
-   read copies of what neither lies in the order of its sizes nor is stored for them (``sequences.py``); these
-   count while the convolution runs, beside what is copied if that is read again. A CPU makes them in one
-   call, others one after the other.
+   Parts of values that they read are copied alone (``copies.py``), and images that were stored as the
+   channels of one, or as a concatenation in the order of its sizes (``arrangement.py``). Convolutions over
+   sequences read copies of what neither lies in the order of its sizes nor is stored for them
+   (``sequences.py``); these count while the convolution runs, beside what is copied if that is read again. A
+   CPU makes them in one call, others one after the other.
+6. *Concatenation* (``concatenation.py``). Where the operands' loops and products write to slices of the
+   result, its buffer is allocated with the first of them, and an operand that nothing has fixed otherwise is
+   read from there. On a GPU it is a loop of its own instead where all operands would have to be copied, or
+   loops alone read it. An operand that is copied there by a near kernel is read by that kernel, not where
+   the concatenation stands; what one is computed of, alone, has no buffer then.
 
-On a CPU three more:
+On a CPU two more:
 
-6. *Concatenation.* The operands' loops write to slices of the result, so that its buffer is allocated with
-   the first of them (``concatenation.py``). An operand that is copied there by a near kernel is read by
-   that kernel, not where the concatenation stands; what one is computed of, alone, has no buffer then.
 7. *Rows.* Numbers that are drawn for a kernel that reduces rows have a buffer: they are drawn in a loop over
    all elements.
 8. *Ranges.* Loops over the same elements are fused where they run over the same ranges, one inside of the
-   other, or one over all as if they had one dimension, of the same sizes. A loop that reads one mask for
-   several heads, and one over rows that reads none, are not (``nests.py``).
+   other, or one over all as if they had one dimension, of the same sizes and not fused yet. A loop that
+   reads one mask for several heads, and one over rows that reads none, are not (``nests.py``).
 
 Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need all
 the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here.

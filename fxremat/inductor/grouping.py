@@ -16,7 +16,6 @@ from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
-from fxremat.inductor.concatenation import is_in_slices
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.nests import may_share, nests
@@ -42,8 +41,8 @@ class Grouping:
 
     Attributes:
         kernels: For each step, the kernel that computes it; None for what is not realized.
-        feeders: For each concatenation on a CPU, the operands that a near loop can write to it, and the
-            kernels of these loops.
+        feeders: For each concatenation to which loops write, the operands that a near loop can write to it,
+            and the kernels of these loops.
         scatters: What ``pooling.scatters`` says.
         drawn_in_rows: Draws of numbers for loops over rows, which are computed there.
     """
@@ -86,7 +85,7 @@ class Grouping:
         rows = self._rows_with_draw(joined, step, producers)
         if rows is not None:
             joined, producers = rows, self._producers(step)
-        if loop.is_cat and self.graph.is_on_cpu:
+        if step in self.inlining.slices.cats:
             self.feeders[step] = dict(self._find_feeders(step))
         place = self.inlining.realized_at[step]
         kernel = joined or Kernel(
@@ -161,7 +160,8 @@ class Grouping:
             return True
         if may_share(first, second, kernel in producers):
             is_split = first.is_flat != second.is_flat and not (first.reduced or second.reduced)
-            return not is_split or self._sizes(step) in map(self._sizes, kernel.steps)
+            is_whole = is_split and first.is_flat and len(kernel.steps) > 1  # and can't be split any more
+            return not is_whole and (not is_split or {self._sizes(step)} == {*map(self._sizes, kernel.steps)})
         loops = [self._ranges[each] for each in kernel.steps]
         return second in loops or any(
             each is not None and not each.reduced and may_share(each, second, kernel in producers)
@@ -179,8 +179,8 @@ class Grouping:
 
     def _unfinished(self, step: int) -> Collection[Kernel | None]:
         """The kernels that write to places of what a step reads: it is complete when they have run."""
-        leaves, loops, nodes = self.inlining.leaves[step], self.inlining.loops, self.binding.nodes
-        written = (leaf for leaf in leaves if loops[leaf].is_put or is_in_slices(self.graph, nodes[leaf]))
+        leaves, loops, in_slices = self.inlining.leaves[step], self.inlining.loops, self.inlining.slices.cats
+        written = (leaf for leaf in leaves if loops[leaf].is_put or leaf in in_slices)
         return [self.kernels[leaf] for leaf in written]
 
     def _is_open(self, kernel: Kernel, step: int) -> bool:

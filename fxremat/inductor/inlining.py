@@ -12,6 +12,7 @@ from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS, Kind
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.concatenation import Slices
 from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
 from fxremat.inductor.operations import MOST, Operations
@@ -32,16 +33,19 @@ class Inlining:
         kinds: For each step, what it is; a sum that is computed with a product is an external kernel, and
             the product is none.
         bases: For each step, that whose buffer its value looks at.
+        waits: The steps that are made to wait (``order.py``).
         readers: For each step, those that read its buffer, views looked through.
         states: For steps of which it was shown, what becomes of their values.
         parts_read: For convolutions, the views through which they read parts of values.
         pinned: For each step, whether the backward or the caller needs its value.
         leaves: For each step, the realized steps that computing it reads.
+        buffers_read: The same, an operator's outputs told apart.
         inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
         is_dear: For each pointwise step, whether computing it inside of its readers would be too much work.
         realized: For each step, whether its value is computed where it stands.
         realized_at: For each step that is realized, where: where it stands, or where a window or an external
             kernel first reads it, or another waits for it.
+        slices: The concatenations to which the loops of their operands write.
         early_readers: For steps that are realized late, the loops before that, and for those of which there
             is a copy for an external kernel, the loops that don't read it; all compute them themselves.
         realized_readers: For each step, the realized ones that read its value, themselves or through inlined
@@ -65,6 +69,7 @@ class Inlining:
         for product, total in products.items():
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
+        self.waits = frozenset(waits)
         self._waited_at = self._waits_for_loops(waits) if waits else {}
         self._shown_by_strides = self._find_shown_by_strides()
         self._may_be_copied = self._find_copied_views()
@@ -72,7 +77,7 @@ class Inlining:
         self._copied: dict[int, set[int]] = {}  # values of which there is a copy, and who reads that
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
         self.leaves = nothing.copy()
-        self._buffers_read = nothing  # the leaves with an operator's outputs told apart
+        self.buffers_read = nothing
         own_inputs = facts(graph).inputs
         self.inputs_read = [own_inputs[position] for position in binding.nodes]
         self.realized = [kind is not Kind.VIEW for kind in self.kinds]  # of pointwise steps it is found out
@@ -82,6 +87,7 @@ class Inlining:
         self.realized_at = list(range(len(binding.nodes)))
         self._operations = Operations(graph, binding, self.bases)
         self._moves = [False] * len(binding.nodes)  # if what computes it reads elsewhere than it computes
+        self.slices = Slices(self)
         self._realize()
         self.realized_readers = self._find_realized_readers()
 
@@ -186,6 +192,8 @@ class Inlining:
             found: list[int] = []
             buffers: list[int] = []
             operations, heavy, moves = 0, self.loops[step].is_expensive, self.loops[step].is_moving
+            if self.loops[step].is_cat and self.slices.has(step):
+                self._write_to(step)
             for read in reads:
                 if read is None:
                     operations += 1
@@ -205,15 +213,15 @@ class Inlining:
                     operations += 1
                 else:
                     found += self.leaves[base]
-                    buffers += self._buffers_read[base]
+                    buffers += self.buffers_read[base]
                     operations += self._operations.counts[base]
                     heavy = heavy or is_heavy[base]
                     moves = moves or self._moves[base]
             if bases[step] != step:  # who reads a view reads what it looks at
                 continue
-            self.leaves[step] = self._buffers_read[step] = tuple(dict.fromkeys(found))
+            self.leaves[step] = self.buffers_read[step] = tuple(dict.fromkeys(found))
             if buffers != found:
-                self._buffers_read[step] = tuple(dict.fromkeys(buffers))
+                self.buffers_read[step] = tuple(dict.fromkeys(buffers))
             if kind is Kind.POINTWISE:
                 is_heavy[step] = heavy and self.graph.is_on_cpu
                 self._moves[step] = moves
@@ -225,6 +233,17 @@ class Inlining:
                     place = self._place(step)
                     self.realized_at[step] = min(place, self._waited_at.get(step, place))
 
+    def _write_to(self, cat: int) -> None:
+        """Have loops write to a concatenation: those of what it reads are there by now, if not before."""
+        for read in self.slices.own_operands(cat):
+            is_loop = self.kinds[read] is Kind.POINTWISE and read not in self._products
+            if is_loop and not self.slices.is_there(read, cat):
+                self.realized[read], self.realized_at[read] = True, cat
+                before = [reader for reader in self.readers[read] if reader < cat]
+                if before:
+                    self.early_readers[read] = before
+        self.slices.take(cat)
+
     def _must_realize(self, step: int) -> bool:
         """Whether a pointwise value is computed where it stands, for its readers can't compute it."""
         if step in self._products:
@@ -234,9 +253,9 @@ class Inlining:
         if step in self.states:
             return self.states[step] is not State.INLINED
         loop = self.loops[step]
-        if self.is_dear[step] or loop.is_window or loop.is_draw or (loop.is_cat and self.graph.is_on_cpu):
+        if self.is_dear[step] or loop.is_window or loop.is_draw or step in self.slices.cats:
             return True
-        if step in self._shown_by_strides:
+        if step in self._shown_by_strides or (step in self._hinted_at and self._reads_several(step)):
             return True
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
@@ -315,7 +334,7 @@ class Inlining:
 
     def _num_reads(self, step: int) -> int:
         """Buffers that computing a step reads."""
-        return len(self._buffers_read[step]) + len(self.inputs_read[step])
+        return len(self.buffers_read[step]) + len(self.inputs_read[step])
 
     def _costs_much(self, step: int, operations: int) -> bool:
         """Whether computing a value inside of its readers would be too much work.
@@ -344,7 +363,7 @@ class Inlining:
         """Whether computing a step reads more than one buffer of several elements."""
         loops, nodes = self.graph.loops, self.binding.nodes
         large = sum(loops[each].elements > 1 for each in self.inputs_read[step])
-        return large + sum(loops[nodes[each]].elements > 1 for each in self._buffers_read[step]) > 1
+        return large + sum(loops[nodes[each]].elements > 1 for each in self.buffers_read[step]) > 1
 
     def _find_realized_readers(self) -> list[Sequence[int]]:
         """For each step, the realized ones that read its value, themselves or through inlined steps."""

@@ -71,7 +71,7 @@ def _shown(graph: JointGraph, binding: Binding, code: GeneratedCode, memory: Cod
     inlining = grouping.inlining
     predicted = Buffers(grouping, timing(grouping))
     lowering = predicted.lowering()
-    replaced = predicted.replaced(lowering.materialised)
+    replaced = predicted.replaced(lowering.materialised, lowering.held_in)
     states, copies, never = dict(known.states), dict(known.copies), dict(known.never)
     told = _Told(code, memory, inlining)
     for step, state in told.states.items():
@@ -122,7 +122,7 @@ class _Told:
         """The steps of loops that are for Inductor to decide about."""
         inlining = self._inlining
         for step in {inlining.bases[step] for step in self._steps.values()}:
-            is_fixed = inlining.pinned[step] or (inlining.loops[step].is_cat and inlining.graph.is_on_cpu)
+            is_fixed = inlining.pinned[step] or step in inlining.slices.cats
             if inlining.kinds[step] is Kind.POINTWISE and inlining.readers[step] and not is_fixed:
                 yield step
 

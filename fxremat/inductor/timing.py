@@ -37,6 +37,8 @@ def timing(grouping: Grouping) -> Timing:
     kernels = in_order(dict.fromkeys(kernel for kernel in grouping.kernels if kernel is not None))
     spread(kernels, boundary, num_steps)
     runs_at = [step if kernel is None else kernel.runs_at for step, kernel in enumerate(grouping.kernels)]
+    for step, base in enumerate(grouping.inlining.bases):  # a view is there with what it looks at
+        runs_at[step] = runs_at[base]
     copied_at = {
         (step, operand): kernel.runs_at
         for step, feeders in grouping.feeders.items()
@@ -67,13 +69,13 @@ def _read_until(
     found = list(runs_at)
     early = grouping.inlining.early_readers
     for step in range(len(found) - 1, -1, -1):
+        if kinds[step] is Kind.VIEW:  # it reads nothing
+            continue
         if kernels[step] is not None:
             if step in early:
                 found[step] = max(found[step], *(found[each] for each in early[step]))
             continue
-        if kinds[step] is Kind.VIEW:
-            found[step] = step
-        elif copied_at:
+        if copied_at:
             ends = [copied_at.get((reader, step), found[reader]) for reader in readers[step]]
             found[step] = max(ends, default=step)
         else:

@@ -25,7 +25,6 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
-from fxremat.inductor.concatenation import is_in_slices
 from fxremat.inductor.layout import after_bytes, arranged_convolutions, input_copies, is_settled, layouts
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
@@ -175,7 +174,8 @@ class Inductor(MemoryModel):
 
     def may_overwrite(self, graph: JointGraph, node: int) -> bool:
         """A loop writes over what it reads last; an external kernel doesn't, nor loops that write slices."""
-        return graph.loops[node].kind in LOOPS and not is_in_slices(graph, node)
+        loop = graph.loops[node]
+        return loop.kind in LOOPS and not (loop.is_cat and graph.is_on_cpu)
 
 
 EVERY_VALUE = EveryValue()

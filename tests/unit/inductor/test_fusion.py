@@ -622,13 +622,13 @@ def test_what_is_put_in_places_is_computed_there() -> None:
 
 
 def test_operands_are_computed_into_a_concatenation() -> None:
-    """The sigmoid has no buffer of its own; that of the cat is there as soon as it is."""
+    """Neither the product nor the sigmoid has a buffer of its own; the cat is there with the first."""
     x, w = torch.randn(6, 6), torch.randn(6, 6)
     graph = fxremat.capture(Function(doubled), x, w)
     lowering, step = lowered(graph)
-    assert lowering.held_in == {step["sigmoid"]: step["cat"]}
-    assert not lowering.materialised[step["sigmoid"]] and lowering.materialised[step["cat"]]
-    assert lowering.runs_at[step["cat"]] == lowering.runs_at[step["sigmoid"]]
+    assert lowering.held_in == {step["mm"]: step["cat"], step["sigmoid"]: step["cat"]}
+    assert [lowering.materialised[step[name]] for name in ("mm", "sigmoid", "cat")] == [False, False, True]
+    assert lowering.runs_at[step["cat"]] == lowering.runs_at[step["mm"]]
 
 
 def test_a_concatenation_is_there_with_what_it_holds() -> None:
@@ -643,15 +643,16 @@ def test_a_concatenation_is_there_with_what_it_holds() -> None:
 
     graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
     lowering, step = lowered(graph)
-    assert lowering.held_in == {step["sigmoid"]: step["cat"]}
+    last = f"mm_{2 * MAX_DISTANCE}"
+    assert lowering.held_in == {step["sigmoid"]: step["cat"], step[last]: step["cat"]}
     assert lowering.runs_at[step["cat"]] == lowering.runs_at[step["sigmoid"]]
 
 
 def test_what_the_backward_reads_has_its_own_buffer() -> None:
-    """With gradients the sigmoid is saved, so that it is copied to the concatenation."""
+    """With gradients the sigmoid is saved, so that it is copied to the concatenation; the product is not."""
     graph = captured(doubled, (6, 6), (6, 6))
     lowering, step = lowered(graph)
-    assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
+    assert lowering.held_in == {step["mm"]: step["cat"]} and lowering.materialised[step["sigmoid"]]
     assert (step["sigmoid"], lowering.runs_at[step["sigmoid"]]) in lowering.read_later  # copied at once
 
 
@@ -691,7 +692,7 @@ def test_what_is_read_through_a_view_is_copied() -> None:
 
     graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
     lowering, step = lowered(graph)
-    assert lowering.held_in == {} and lowering.materialised[step["sigmoid"]]
+    assert lowering.held_in == {step["mm"]: step["cat"]} and lowering.materialised[step["sigmoid"]]
 
 
 # --- What is computed where it is read --------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_groups_are_as_few_as_the_peak_allows(steps: list[Step]) -> None:
 
 def test_code_ends_groups_where_the_plan_needs_it(tmp_path: Path) -> None:
     """A network with long groups takes what was predicted for the least memory, and more where none ends."""
-    model, images = Dense(3), torch.randn(4, 8, 16, 16)
+    model, images = Dense(5), torch.randn(4, 8, 16, 16)
 
     def report(**options: object) -> fxremat.Report:
         torch.compiler.reset()
@@ -87,7 +87,7 @@ def test_code_ends_groups_where_the_plan_needs_it(tmp_path: Path) -> None:
     margin = 0.01 if torch.__version__.startswith("2.13") else INDUCTOR_MARGIN
     assert least.lowered_peak_bytes <= (1 + margin) * least.solution.peak_bytes
     assert none_ends.solution.schedule == least.solution.schedule
-    assert none_ends.lowered_peak_bytes > 1.05 * least.lowered_peak_bytes
+    assert none_ends.lowered_peak_bytes > 1.04 * least.lowered_peak_bytes
 
 
 @pytest.mark.parametrize("groups", [1, 4])
