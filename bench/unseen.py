@@ -5,11 +5,13 @@
     python bench/unseen.py --seeds 1 2 3 --device h100       # Inductor's code for a card that is not there
     python bench/unseen.py --no-loops                        # on the CPU, for the memory alone: much faster
     python bench/unseen.py --architectures gpt2 whisper      # of the library transformers; all without names
+    python bench/unseen.py --seeds 1 2 3 --joined rows       # networks around concatenations
 
 Each seed is a network: one of sequences (normalisations, attention, gates, dropout, tied projections) or one
 of images (convolutions of 1 to 64 channels, normalisations, pooling, skips that are added or concatenated),
 whose depth, width and parts are drawn, some of them under bfloat16. Without ``--seeds`` new ones are drawn.
-The architectures of transformers are small, with weights drawn at random (``pretrained.py``).
+The architectures of transformers are small, with weights drawn at random (``pretrained.py``). With
+``--joined`` the networks are small and concatenate all kinds of values (``joined.py``).
 
 Columns:
     budget, planned: MiB; planned is the peak that the plan was made with.
@@ -36,6 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import joined
 import torch
 from networks import Residual, Scored
 from provenance import provenance
@@ -284,9 +287,12 @@ def no_loops() -> Iterator[None]:
 
 
 def network(seed: int | str) -> Drawn:
-    """The network of a seed, or the architecture of a name, and a batch for it."""
+    """The network of a seed, of a kind and a seed, or the architecture of a name, and a batch for it."""
     if isinstance(seed, int):
         return drawn(seed)
+    kind, _, number = seed.partition(" ")
+    if kind in joined.SIZES:
+        return joined.network(kind, int(number))
     import pretrained  # needs transformers
 
     torch.manual_seed(0)
@@ -392,6 +398,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
+    parser.add_argument("--joined", choices=sorted(joined.SIZES), help="networks around concatenations")
     parser.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or a card that need not be there: h100")
@@ -399,6 +406,8 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     seeds: list[int | str] = arguments.seeds or random.sample(range(10**6), NEW_SEEDS)
+    if arguments.joined is not None:
+        seeds = [f"{arguments.joined} {seed}" for seed in seeds]
     if arguments.architectures is not None:
         import pretrained
 

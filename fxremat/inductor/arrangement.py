@@ -76,8 +76,8 @@ class Arrangement:
     def held_in_cats(self) -> dict[int, int]:
         """The operands that are held in concatenations, and these.
 
-        Where convolutions work channels last, they get copies of what they read, in the backward of the
-        whole.
+        Where convolutions work channels last, a concatenation of the backward that one of them reads is made
+        of copies that lie so (``images.py``), and what a kernel reads lies as that wants it.
         """
         held = self._inlining.slices.held_in
         if not held or not self.works_channels_last:
