@@ -398,8 +398,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
-    parser.add_argument("--joined", choices=sorted(joined.SIZES), help="networks around concatenations")
-    parser.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--joined", choices=sorted(joined.SIZES), help="networks around concatenations")
+    kinds.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or a card that need not be there: h100")
     parser.add_argument("--no-loops", action="store_true", help="fused loops of a CPU are not compiled")

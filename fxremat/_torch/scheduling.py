@@ -88,8 +88,8 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
                 places[node] = places[node.args[0]]
             else:
                 is_late = step is not None and made_at and made_at[step] > step
-                later = known[bisect_left(known, made_at[step]) :][:1] if is_late else ()
-                places[node] = max(index, *(first[each] for each in later)) if later else index
+                later = bisect_left(known, made_at[step]) if is_late else len(known)
+                places[node] = max(index, first[known[later]]) if later < len(known) else index
         return places
 
     def uuid(self) -> str:

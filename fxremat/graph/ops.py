@@ -98,12 +98,6 @@ def has_convolution(node: fx.Node) -> bool:
     return is_convolution(node) or is_convolution_gradient(node)
 
 
-def is_pointwise(node: fx.Node) -> bool:
-    """Whether the node computes each element of its value of one place of each operand, or of none."""
-    is_tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return is_tagged or packet(node) in (aten.cat, aten.constant_pad_nd)
-
-
 def argument(node: fx.Node, name: str) -> Any:
     """The value of a named argument of the node, its default where it is not given, else None."""
     if name in node.kwargs:

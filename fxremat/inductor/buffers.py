@@ -12,7 +12,6 @@ from fxremat.inductor.arrangement import Arrangement
 from fxremat.inductor.copies import Copies
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
-from fxremat.inductor.inlining import looked_at_by
 from fxremat.inductor.kernels import Kernel
 from fxremat.inductor.layout import after_bytes, input_copies
 from fxremat.inductor.pooling import scatter_buffers
@@ -122,15 +121,15 @@ class Buffers:
         Returns:
             For the steps of such buffers, the steps of those whose place they take.
         """
-        bases, looked_at = self.inlining.bases, looked_at_by(self.graph, self.binding)
-        outputs = {looked_at[step] for step in self.binding.outputs}
+        bases = self.inlining.bases
+        outputs = {self.inlining.looked_at[step] for step in self.binding.outputs}
         never = facts(self.graph).shown.never_of(self.binding, self.inlining.readers)
         sizes = facts(self.graph).bytes_of_one
         found: dict[int, int] = {}
         inside: dict[int, int] = {}  # likewise, of what is used inside of its kernel alone
         taken: set[int] = set()
         for step, kernel in enumerate(self.kernels):
-            if kernel is None or not kernel.is_fusible or self.inlining.kinds[step] is Kind.VIEW:
+            if kernel is None or not kernel.is_fusible:
                 continue
             is_made_before = self.inlining.loops[step].is_put  # the copy that it writes to
             if is_made_before or step in held_in or step in self.inlining.slices.cats:

@@ -1,10 +1,11 @@
 """Concatenation: which concatenations are made by the loops of their operands, and which by one of their own.
 
 On a CPU the loops of the operands write to slices of the result. On a GPU they do so where one of them can,
-unless loops alone read the result. An operand whose layout is still free by then has no other buffer: it is
-computed right into the first concatenation of it, and read from there. One that another concatenation holds,
-that is read through a view, or whose layout an external kernel or a caller has fixed is copied. So is each of
-a result that convolutions of the backward read, which lies as these work (``images.py``).
+unless another can't and loops alone read the result. An operand whose layout is still free by then has no
+other buffer: it is computed right into the first concatenation of it, and read from there. One that another
+concatenation holds, that is read through a view, or whose layout an external kernel or a caller has fixed is
+copied. So is each of a result that convolutions of the backward read, which lies as these work
+(``images.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from typing import Protocol
+
+import torch
 
 from fxremat._torch import lowered
 from fxremat.graph import ops
@@ -25,8 +28,11 @@ MAX_JOINED = 8  # Inductor's config.max_pointwise_cat_inputs: more operands are 
 # Products of matrices, which are written wherever Inductor wants them.
 _PRODUCTS = frozenset({ops.aten.addmm, ops.aten.baddbmm, ops.aten.bmm, ops.aten.mm})
 
+# What Inductor takes for a loop beside what is tagged as one, where it looks at who reads a concatenation.
+_TAKEN_FOR_LOOPS = frozenset({ops.aten.cat, ops.aten.constant_pad_nd})
 
-class Lowered(Protocol):
+
+class Realized(Protocol):
     """What is known of a schedule's steps by the time that one of them is lowered (``inlining.py``)."""
 
     graph: JointGraph
@@ -53,17 +59,17 @@ class Slices:
         held_in: For each operand that is computed right into one and read from there, the first of them.
     """
 
-    def __init__(self, inlining: Lowered) -> None:
+    def __init__(self, inlining: Realized) -> None:
         self.cats: set[int] = set()
         self.held_in: dict[int, int] = {}
-        self._lowered = inlining
+        self._inlining = inlining
         self._binding = inlining.binding
         self._bases, self._kinds = inlining.bases, inlining.kinds
 
     def has(self, cat: int) -> bool:
         """Whether loops of its operands write to a concatenation, or it is a loop of its own."""
         reads = self._binding.reads[cat]
-        if self._lowered.graph.is_on_cpu or len(reads) > MAX_JOINED:
+        if self._inlining.graph.is_on_cpu or len(reads) > MAX_JOINED:
             return True
         copied = [self._is_copied(read, cat) for read in reads]
         if lowered.writes_shared_to_slices() and any(self._is_shared(read, cat) for read in reads):
@@ -86,7 +92,7 @@ class Slices:
 
     def is_there(self, base: int, step: int) -> bool:
         """Whether a value has a buffer by the time that a step is lowered."""
-        return self._lowered.realized[base] and self._lowered.realized_at[base] <= step
+        return self._inlining.realized[base] and self._inlining.realized_at[base] <= step
 
     def _is_copied(self, read: int | None, cat: int) -> bool:
         """Whether an operand has to be copied, and can't be computed right into a concatenation."""
@@ -96,7 +102,7 @@ class Slices:
         return not (is_written_anywhere and self.is_there(read, cat)) or self._is_fixed(read, cat)
 
     def _is_product(self, step: int) -> bool:
-        return ops.packet(self._lowered.graph.fx_nodes[self._binding.nodes[step]]) in _PRODUCTS
+        return ops.packet(self._inlining.graph.fx_nodes[self._binding.nodes[step]]) in _PRODUCTS
 
     def _is_fixed(self, step: int, cat: int) -> bool:
         """Whether something has fixed how a value lies by the time that a concatenation of it is lowered.
@@ -105,17 +111,17 @@ class Slices:
         want a buffer in their own order, in any case; and a product that was made to wait, as the result of
         a graph of its own.
         """
-        if self._lowered.pinned[step] or step in self._lowered.waits:
+        if self._inlining.pinned[step] or step in self._inlining.waits:
             return True
         return any(user is not None and self._fixes(user, step, cat) for user in self._users(step, cat))
 
     def _fixes(self, user: int, step: int, cat: int) -> bool:
         """Whether a user of a value has fixed how it lies."""
         if self._kinds[user] is Kind.VIEW:
-            return self._lowered.realized_at[step] <= user < cat
-        if not self._lowered.is_external(user):
+            return self._inlining.realized_at[step] <= user < cat
+        if not self._inlining.is_external(user):
             return False
-        node, graph = self._binding.nodes[user], self._lowered.graph
+        node, graph = self._binding.nodes[user], self._inlining.graph
         is_strict = graph.loops[node].is_product or node in facts(graph).convolutions
         return is_strict or (user < cat and not self._is_product(user))
 
@@ -133,14 +139,16 @@ class Slices:
             return False
         if self._kinds[user] is Kind.VIEW:
             return all(map(self._is_loop, self._users(user, user)))
-        return ops.is_pointwise(self._lowered.graph.fx_nodes[self._binding.nodes[user]])
+        node = self._inlining.graph.fx_nodes[self._binding.nodes[user]]
+        is_tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        return is_tagged or ops.packet(node) in _TAKEN_FOR_LOOPS
 
     def _is_reduced(self, read: int | None, cat: int) -> bool:
         """Whether an operand is what a reduction makes, or is computed of that."""
         if read is None:
             return False
         base = self._bases[read]
-        made = (base,) if self.is_there(base, cat) else self._lowered.leaves[base]
+        made = (base,) if self.is_there(base, cat) else self._inlining.leaves[base]
         return any(self._kinds[each] is Kind.REDUCTION for each in made)
 
     def _users(self, read: int, step: int) -> Sequence[int | None]:

@@ -36,8 +36,8 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
 6. *Concatenation* (``concatenation.py``). Where the operands' loops and products write to slices of the
    result, its buffer is allocated with the first of them, and an operand that nothing has fixed otherwise is
    read from there. On a GPU it is a loop of its own instead where all operands would have to be copied, or
-   loops alone read it. An operand that is copied there by a near kernel is read by that kernel, not where
-   the concatenation stands; what one is computed of, alone, has no buffer then.
+   one and loops alone read it. An operand that is copied there by a near kernel is read by that kernel, not
+   where the concatenation stands; what one is computed of, alone, has no buffer then.
 
 On a CPU two more:
 

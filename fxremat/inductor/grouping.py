@@ -160,8 +160,10 @@ class Grouping:
             return True
         if may_share(first, second, kernel in producers):
             is_split = first.is_flat != second.is_flat and not (first.reduced or second.reduced)
-            is_whole = is_split and first.is_flat and len(kernel.steps) > 1  # and can't be split any more
-            return not is_whole and (not is_split or {self._sizes(step)} == {*map(self._sizes, kernel.steps)})
+            if not is_split:
+                return True
+            is_whole = first.is_flat and len(kernel.steps) > 1  # and can't be split any more
+            return not is_whole and {self._sizes(step)} == {*map(self._sizes, kernel.steps)}
         loops = [self._ranges[each] for each in kernel.steps]
         return second in loops or any(
             each is not None and not each.reduced and may_share(each, second, kernel in producers)

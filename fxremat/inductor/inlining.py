@@ -33,13 +33,14 @@ class Inlining:
         kinds: For each step, what it is; a sum that is computed with a product is an external kernel, and
             the product is none.
         bases: For each step, that whose buffer its value looks at.
+        looked_at: The same, an operator's outputs told apart.
         waits: The steps that are made to wait (``order.py``).
         readers: For each step, those that read its buffer, views looked through.
         states: For steps of which it was shown, what becomes of their values.
         parts_read: For convolutions, the views through which they read parts of values.
         pinned: For each step, whether the backward or the caller needs its value.
         leaves: For each step, the realized steps that computing it reads.
-        buffers_read: The same, an operator's outputs told apart.
+        buffers_read: The same, but as ``looked_at`` tells them apart.
         inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
         is_dear: For each pointwise step, whether computing it inside of its readers would be too much work.
         realized: For each step, whether its value is computed where it stands.
@@ -58,6 +59,7 @@ class Inlining:
         self.loops = [graph.loops[position] for position in binding.nodes]
         self.kinds = [loop.kind for loop in self.loops]
         self.bases = viewed(graph, binding)
+        self.looked_at = looked_at_by(graph, binding)
         self.readers = readers(graph, binding, self.bases)
         self.states = facts(graph).shown.states_of(binding, self.readers)
         self.parts_read = parts_read(graph, binding, self.bases)
@@ -187,7 +189,7 @@ class Inlining:
     def _realize(self) -> None:
         """Find what computing each step reads, inlined operands looked through, and what is realized."""
         realized, inputs, is_heavy = self.realized, self.inputs_read, self._is_heavy
-        bases, looked_at = self.bases, looked_at_by(self.graph, self.binding)
+        bases, looked_at = self.bases, self.looked_at
         for step, (kind, reads) in enumerate(zip(self.kinds, self.binding.reads, strict=True)):
             found: list[int] = []
             buffers: list[int] = []

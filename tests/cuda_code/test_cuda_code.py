@@ -40,7 +40,7 @@ def test_the_codes_peak_is_predicted(name: str, budget: Any, bound: float) -> No
 
 
 def step_on(card: str, name: str, budget: Any) -> tuple[Report, int]:
-    """The report of a network of the zoo that is compiled for a card, and the peak of its code."""
+    """The report of a network that is compiled for a card, and the peak of its code."""
     with absent(card_named(card)) as absent_card:
         module, inputs = absent_card.make(NETWORKS.get(name) or models.case(name).build)
         inputs = absent_card.hold(module, inputs)

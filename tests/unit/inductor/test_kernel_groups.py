@@ -87,7 +87,7 @@ def test_code_ends_groups_where_the_plan_needs_it(tmp_path: Path) -> None:
     margin = 0.01 if torch.__version__.startswith("2.13") else INDUCTOR_MARGIN
     assert least.lowered_peak_bytes <= (1 + margin) * least.solution.peak_bytes
     assert none_ends.solution.schedule == least.solution.schedule
-    assert none_ends.lowered_peak_bytes > 1.04 * least.lowered_peak_bytes
+    assert none_ends.lowered_peak_bytes > 1.05 * least.lowered_peak_bytes
 
 
 @pytest.mark.parametrize("groups", [1, 4])
