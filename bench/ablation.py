@@ -47,7 +47,7 @@ from fxremat.memory.lowering import Copies
 from fxremat.planners import auto
 from fxremat.predict import models
 from fxremat.predict.problem import Problem, Solution
-from fxremat.search import row, tables
+from fxremat.search import row, squeeze, tables
 from fxremat.search.condensed import Condensed
 from fxremat.search.tables import solve
 
@@ -82,7 +82,8 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "values computed again": ((auto, "_variants", _last_variant),),
     "recipes": ((auto, "_recipes", lambda problem: ()), (auto, "_starts", lambda problem: {})),
     "copies": ((models.Inductor, "copies", lambda *rest: Copies()),),
-    "refinement": ((auto, "refine", lambda problem, solutions, evaluations: []),),
+    "refinement": tuple((auto, name, lambda problem, known, evaluations: []) for name in ("refine", "lower")),
+    "squeezes": ((squeeze.Squeeze, "within", lambda self, limit: None),),
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),
     "layout": (
         (buffers, "input_copies", lambda *rest: ()),

@@ -10,10 +10,10 @@ takes (``search/row.py``):
 3. the plan of the budget below is a start as well, so that more memory never costs time;
 4. ``retain`` uses up what room is left by dropping recomputations.
 
-The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then refined by the
-whole model (``search/refine.py``), from the least peak to the budget that is asked for. What lies below a
-budget does not depend on it, hence a smaller budget never gives a higher peak; the gap in which a budget lies
-is then filled, alike for all budgets in it: by refined plans or, where nothing is fused, in the row. The
+The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then improved by
+the whole model (``search/refine.py``): the lowest ones, and those around the budgets that are asked for, or
+all. What is found for a budget depends on it only in the ranges of peaks that it lies in, or, where nothing
+is fused, in the gap of the row; hence a smaller budget never gives a higher peak. The
 plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so that none of
 theirs is better; of a large graph those are that nothing beats in the condensed graph, and those of
 ``min_cut`` and ``revolve`` are left out, which take long; of a very large one, for the least memory, only
@@ -40,7 +40,7 @@ from fxremat.proof import search
 from fxremat.search.baseline import default_plan
 from fxremat.search.condensed import condense
 from fxremat.search.profile import peak_bytes
-from fxremat.search.refine import refine, refine_around
+from fxremat.search.refine import lower, refine, refine_around
 from fxremat.search.replay import followed
 from fxremat.search.row import Row
 
@@ -48,6 +48,7 @@ MAX_TRIES, FEW_NODES = 160, 2000  # plans that are tried for a graph of so many 
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for the plans of other planners
 TRIES_BESIDE = 16  # for one variant, with which another has a few plans as well
 REFINED, REFINED_NODES = 0.4, 600  # plans that are refined for a try, and in graphs of up to so many nodes
+LOWERED, AROUND = 0.15, 0.8  # plans that are weighed for a try: for the least peak, and around a budget
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 STEPS_OF_REVOLVE = 30_000  # of its plans together, which are starts
@@ -88,11 +89,12 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_SEEMING]]
     found += [default, *_proved(problem, len(condensed.operators))]
     if fuses and problem.budgets != ():  # else the condensed graph has said all
-        part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
-        highest = None if problem.budgets is None else max(problem.budgets)
-        found += refine(problem, found, round(REFINED * tries * part), highest)
+        found += lower(problem, found, round(LOWERED * tries))
         for budget in problem.budgets or ():
-            found += refine_around(problem, found, budget, round(REFINED * tries))
+            found += refine_around(problem, found, budget, round(AROUND * tries))
+        if problem.budgets is None:
+            part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
+            found += refine(problem, found, round(REFINED * tries * part))
     return (default, *pareto(found))
 
 

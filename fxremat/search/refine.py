@@ -1,13 +1,18 @@
-"""Refine: drop the recomputations that the whole memory model finds room or no use for.
+"""Refine: improve plans by the whole memory model.
 
 The search works on the condensed graph, whose bytes are estimates where a compiler fuses kernels. Here plans
-are weighed by the model itself. What a plan computes again is left out, together as much as there seems to
-be room for, the dearest by seconds per byte first; if the plan without is too high, or no faster, half of
-that is tried. So from the lowest plan to the highest: each starts from what the one below has come to, or
-from itself, and between plans that lie far apart there are peaks of no plan's. Where a budget is asked for,
-that ends with the first plan above it. What was found until then is what a higher budget finds as well, and
-all that it finds besides lies above: so more memory never costs time. Then the gap between two plans that
-the budget lies in is filled with more. Linear in steps for each plan that is weighed.
+are weighed by the model itself. There are two ways from a plan to another:
+
+1. *Drops.* What a plan computes again is left out, together as much as there seems to be room for, the
+   dearest by seconds per byte first; if the plan without is too high, or no faster, half of that is tried.
+2. *Squeezes* (``squeeze.py``). What lies in memory where a plan is too high is let go of and computed again.
+
+``refine`` goes from the lowest plan to the highest by drops: each starts from what the one below has come to,
+or from itself, and between plans that lie far apart there are peaks of no plan's. ``lower`` squeezes the
+lowest plans. ``refine_around`` goes for a budget: it halves the range of peaks that the budget lies in until
+that is narrow, and looks each time for the fastest plan within the lower half, by drops from a lower plan, by
+squeezes from higher ones, and by squeezes that make room for drops. Linear in steps for each plan that is
+weighed.
 """
 
 from __future__ import annotations
@@ -20,64 +25,112 @@ from typing import NamedTuple
 from fxremat.graph.joint import JointGraph
 from fxremat.memory.liveness import profile_of
 from fxremat.predict.cost import seconds_by_step
-from fxremat.predict.problem import Problem, Solution, pareto, progress
+from fxremat.predict.problem import PEAK_AND_SECONDS, Problem, Solution, pareto, progress
+from fxremat.search.squeeze import Squeeze
 
-AHEAD = 4  # plans above a budget that are refined as well, of which lower ones may come
+BEHIND = 4  # plans by which those that come of a plan may be lower than it
 MAX_ROUNDS = 3  # of drops from one plan at one peak
+MAX_SQUEEZES = 4  # of one plan for one peak
+NEAREST = 3  # plans on either side of a peak from which one for it is looked for
+LOWEST = 6  # plans from which a lower one is looked for
 APART, MAX_BETWEEN = 1.03, 3  # how much higher the next peak may be without others between; how many
-CLOSE, MAX_CLOSE = 1.01, 12  # the same around a budget
+WIDE, NARROW = 1.5, 1.006  # how much higher the end of a range is: where it is looked into, and no more
+ROOM = (0.97, 0.94, 0.9)  # parts of a peak to which a plan is squeezed, so that there is room for drops
+FIRST_PART, LAST_PART = 0.05, 0.001  # by which the lowest plan shall be lower, at first and at last
 
 
-def refine(
-    problem: Problem, solutions: Sequence[Solution], evaluations: int, highest: int | None = None
-) -> list[Solution]:
+def refine(problem: Problem, solutions: Sequence[Solution], evaluations: int) -> list[Solution]:
     """Plans that take less time than those that are known, at their peaks and between them.
 
     Args:
         problem: The problem.
         solutions: What is known.
         evaluations: How many plans may be weighed.
-        highest: The highest budget that is asked for, in bytes; None: all may be.
     """
     search = _Search(problem, evaluations)
     front = pareto(solutions)[::-1]
-    floors = [0] * AHEAD + [each.peak_bytes for each in front]
+    floors = [0] * BEHIND + [each.peak_bytes for each in front]
     best: Solution | None = None
-    places = itertools.zip_longest(front, front[1:])
-    for (known, above), floor in progress(list(zip(places, floors, strict=False)), "refining plans"):
-        if highest is not None and floor > highest:
-            break
+    places = list(zip(itertools.zip_longest(front, front[1:]), floors, strict=False))
+    for (known, above), floor in progress(places, "refining plans"):
         starts = [known] if best is None else [best, known]
         best = search.fastest(starts, floor, known.peak_bytes)
         if above is not None:
-            for limit in _between(known.peak_bytes, above.peak_bytes, APART, MAX_BETWEEN):
+            for limit in _between(known.peak_bytes, above.peak_bytes):
                 best = search.fastest([best], floor, limit)
     return search.found
 
 
-def refine_around(problem: Problem, solutions: Sequence[Solution], budget: int, most: int) -> list[Solution]:
-    """Plans between the two neighbours of a budget, which are the same for all budgets between these.
+def lower(problem: Problem, solutions: Sequence[Solution], evaluations: int) -> list[Solution]:
+    """Faster plans at the lowest peaks that are known, and plans with lower ones.
+
+    Args:
+        problem: The problem.
+        solutions: What is known.
+        evaluations: How many plans may be weighed, to find lower ones, and to find faster ones.
+    """
+    squeezes, part = _Search(problem, evaluations), FIRST_PART
+    starts = pareto(solutions)[::-1][:LOWEST]
+    known = list(starts)
+    while squeezes.left and part > LAST_PART:
+        least = starts[0].peak_bytes
+        plans = (squeezes.squeezed(each, int(least * (1 - part))) for each in starts)
+        lowest = min((each for each in plans if each is not None), key=PEAK_AND_SECONDS, default=starts[0])
+        if lowest.peak_bytes < least:
+            known.append(lowest)
+            starts = [lowest, *starts[:-1]]
+        else:
+            part /= 2
+    drops = _Search(problem, evaluations)
+    return [drops.fastest([each], 0, each.peak_bytes) for each in sorted(known, key=PEAK_AND_SECONDS)]
+
+
+def refine_around(
+    problem: Problem, solutions: Sequence[Solution], budget: int, evaluations: int
+) -> list[Solution]:
+    """What is known, with plans for a budget.
+
+    Which half a budget lies in is all that is asked of it: what is found until two budgets part is the same.
+    From then on the higher one takes no plan that is as low as that at which they part, so a smaller budget
+    never has a higher peak. Nor does the lower one take a plan that is as fast, unless the range was too wide
+    to be looked into when they parted: then less memory may take a little less time.
 
     Args:
         problem: The problem.
         solutions: What is known.
         budget: Bytes.
-        most: How many plans may be weighed.
+        evaluations: How many plans may be weighed.
     """
-    search = _Search(problem, most)
-    front = pareto(solutions)[::-1]
-    place = sum(each.peak_bytes <= budget for each in front)
-    if not 0 < place < len(front):
-        return []
-    best = known = front[place - 1]
-    for limit in _between(known.peak_bytes, front[place].peak_bytes, CLOSE, MAX_CLOSE):
-        best = search.fastest([best, known], known.peak_bytes, limit)
-    return search.found
+    search, known = _Search(problem, evaluations), pareto(solutions)[::-1]
+    floor, ceiling, fastest = known[0].peak_bytes, known[-1].peak_bytes, 0.0
+    while floor <= budget < ceiling and ceiling > max(floor * NARROW, floor + 1) and search.left:
+        limit = max(floor + 1, math.isqrt(floor * ceiling))
+        best = _within(known, limit)[-1]
+        is_searched = ceiling <= floor * WIDE or best.peak_bytes <= floor
+        if is_searched:
+            higher = [each for each in known if each.peak_bytes > limit]
+            found = search.between(_within(known, limit)[-NEAREST:], higher[:NEAREST], floor, limit)
+            known = pareto([*known, *(each for each in found if each.seconds > fastest)])[::-1]
+            best = _within(known, limit)[-1]
+        if best.peak_bytes > budget:
+            ceiling, fastest = best.peak_bytes, best.seconds if is_searched else 0.0
+        elif best.peak_bytes > floor:
+            floor = best.peak_bytes
+        elif limit <= budget:
+            floor = limit
+        else:
+            break
+    return known
 
 
-def _between(low: int, high: int, apart: float, most: int) -> Iterator[int]:
+def _within(front: Sequence[Solution], limit: int) -> list[Solution]:
+    """Those within a peak, by rising peak."""
+    return [each for each in front if each.peak_bytes <= limit]
+
+
+def _between(low: int, high: int) -> Iterator[int]:
     """Peaks between two, in equal ratios that are no smaller than one."""
-    count = 1 + min(most, int(math.log(high / low) / math.log(apart))) if 0 < low < high else 1
+    count = 1 + min(MAX_BETWEEN, int(math.log(high / low) / math.log(APART))) if 0 < low < high else 1
     for place in range(1, count):
         yield int(low * (high / low) ** (place / count))
 
@@ -119,10 +172,47 @@ class _Search:
         self._idle: set[int] = set()  # operators without whose recomputation a plan was no faster
         self._weighed: dict[tuple[int, ...], Solution] = {}
         self._drops: dict[Solution, _Drops] = {}
+        self._squeezes: dict[Solution, Squeeze] = {}
 
     def fastest(self, starts: Sequence[Solution], least: int, limit: int) -> Solution:
         """The fastest plan that any of these leads to, with a peak between two."""
         return min((self._improved(each, least, limit) for each in starts), key=lambda each: each.seconds)
+
+    def between(
+        self, lower: Sequence[Solution], higher: Sequence[Solution], floor: int, limit: int
+    ) -> Sequence[Solution]:
+        """Plans with peaks between two: what comes of lower plans, and of higher ones that are squeezed.
+
+        The fastest of these is squeezed as well, for room in which others are dropped.
+        """
+        plans = [self._improved(each, floor, limit) for each in lower]
+        ways = [*((each, limit) for each in higher), *((None, int(limit * part)) for part in ROOM)]
+        for start, peak in ways:
+            plan = self.squeezed(start or min(plans, key=lambda each: each.seconds), peak)
+            if plan is not None and floor < plan.peak_bytes <= limit:
+                plans.append(self._improved(plan, floor, limit))
+        return plans
+
+    def squeezed(self, start: Solution, limit: int) -> Solution | None:
+        """The lowest plan that squeezes lead to, until one is within a peak; None for none."""
+        plan, asked = start, limit
+        for _ in range(MAX_SQUEEZES):
+            nodes = self._squeeze(plan).within(asked) if self.left else None
+            if nodes is None:
+                break
+            found = self._weigh(nodes)
+            if found.peak_bytes >= plan.peak_bytes or not self.problem.allows(found.schedule):
+                asked -= max(0, found.peak_bytes - limit)
+                continue
+            plan = found
+            if plan.peak_bytes <= limit:
+                break
+        return None if plan is start else plan
+
+    def _squeeze(self, solution: Solution) -> Squeeze:
+        if solution not in self._squeezes:
+            self._squeezes[solution] = Squeeze(self.problem, solution)
+        return self._squeezes[solution]
 
     def _improved(self, solution: Solution, least: int, limit: int) -> Solution:
         for _ in range(MAX_ROUNDS):

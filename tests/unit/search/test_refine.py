@@ -1,21 +1,24 @@
-"""refine: plans lose what they need not compute again, stay valid, and take no more than they may."""
+"""refine: plans lose what they need not compute again, stay valid and within bounds, and get lower."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import models
 import pytest
 from graphs import chain, few, graphs_and_schedules, identity, problem, with_outputs, with_phases
 from hypothesis import given
+from hypothesis import strategies as st
 
 import fxremat
 from fxremat.driver.pipeline import make_problem
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule
 from fxremat.planners import sublinear
-from fxremat.predict.problem import pareto
-from fxremat.search.refine import refine, refine_around
+from fxremat.predict.problem import Solution, pareto
+from fxremat.search.refine import lower, refine, refine_around
 
 
 @given(graphs_and_schedules())
@@ -54,16 +57,52 @@ def test_what_there_is_room_for_is_not_computed_again() -> None:
     )
 
 
-def test_the_gap_around_a_budget_is_filled() -> None:
-    """With plans that are as high and as slow as may be between its neighbours, for each budget the same."""
+def test_a_budget_has_a_plan_that_uses_it() -> None:
+    """Between one that keeps every fourth value and one that keeps all: as high and as slow as it may be."""
     stated = problem(chain(40))
     again = stated.mirror({f"f{place}": 1 for place in range(1, 40) if place % 4}, "a test")
     kept = stated.evaluate(identity(stated.graph), "a test")
-    budgets = range(again.peak_bytes, kept.peak_bytes)
-    (found,) = {tuple(refine_around(stated, [again, kept], budget, 50)) for budget in budgets}
-    peaks = {each.peak_bytes for each in found}
-    assert min(peaks) >= again.peak_bytes and len(peaks & {*budgets}) > 8
-    assert all(kept.seconds <= each.seconds < again.seconds for each in found)
+    budgets = range(again.peak_bytes, kept.peak_bytes + 1)
+    served = [_fastest(refine_around(stated, [again, kept], budget, 50), budget) for budget in budgets]
+    assert all(
+        each.peak_bytes >= budget - 1 for each, budget in zip(served, budgets, strict=True)
+    )  # of an operator's two buffers, one is small
+    assert served[0].seconds > served[-1].seconds == kept.seconds
+
+
+def _fastest(solutions: Sequence[Solution], budget: int) -> Solution:
+    """What is chosen for a budget."""
+    return min((each for each in solutions if each.peak_bytes <= budget), key=lambda each: each.seconds)
+
+
+@given(graphs_and_schedules(), st.integers(1, 40))
+@few(60)
+def test_a_smaller_budget_has_no_higher_peak(drawn: tuple[JointGraph, Schedule], evaluations: int) -> None:
+    """Whatever is known, and however much may be looked for; and all that is found is valid."""
+    graph, schedule = drawn
+    stated = problem(graph)
+    known = [stated.evaluate_needed(schedule, "drawn"), stated.identity("a test")]
+    least, most = (pick(each.peak_bytes for each in known) for pick in (min, max))
+    served = []
+    for budget in sorted({least + (most - least) * part // 12 for part in range(13)}):
+        found = refine_around(stated, known, budget, evaluations)
+        assert all(stated.check(each) == each for each in found if each not in known)
+        served.append(_fastest(found, budget))
+    assert all(less.peak_bytes <= more.peak_bytes for less, more in itertools.pairwise(served))
+
+
+def test_within_a_narrow_range_more_memory_takes_no_more_time() -> None:
+    """Each byte between plans that lie near each other is a budget."""
+    sizes = {f"f{place}": 100 + place for place in range(1, 60)}
+    stated = problem(chain(60, sizes=sizes))
+    parts = (range(1, 60, step) for step in (2, 3, 4, 5, 7))
+    known = [stated.mirror({f"f{place}": 1 for place in part}, "a test") for part in parts]
+    front = pareto(known)[::-1]
+    budgets = range(front[0].peak_bytes, int(1.2 * front[0].peak_bytes), 7)
+    served = [_fastest(refine_around(stated, known, budget, 60), budget) for budget in budgets]
+    assert len({each.peak_bytes for each in served}) > 5
+    for less, more in itertools.pairwise(served):
+        assert less.peak_bytes <= more.peak_bytes and less.seconds >= more.seconds
 
 
 @pytest.mark.parametrize("budget", [-1, 0])
@@ -73,7 +112,17 @@ def test_around_what_lies_in_no_gap_nothing_is_weighed(budget: int) -> None:
     again = stated.mirror({f"f{place}": 1 for place in range(1, 12)}, "a test")
     kept = stated.evaluate(identity(stated.graph), "a test")
     front = sorted(pareto([again, kept]), key=lambda each: each.peak_bytes)
-    assert refine_around(stated, front, front[budget].peak_bytes + budget, 50) == []
+    assert refine_around(stated, front, front[budget].peak_bytes + budget, 50) == front
+
+
+def test_the_lowest_plan_gets_lower() -> None:
+    """From all that is kept to less than half of it; and nothing is found where nothing may be weighed."""
+    stated = problem(chain(40))
+    kept = stated.evaluate(identity(stated.graph), "a test")
+    found = lower(stated, [kept], evaluations=40)
+    lowest = min(found, key=lambda each: each.peak_bytes)
+    assert lowest.peak_bytes < kept.peak_bytes / 2 and stated.check(lowest) == lowest
+    assert lower(stated, [kept], evaluations=0) == [kept]
 
 
 def test_a_result_that_only_the_second_run_picks_is_picked_by_the_first() -> None:
@@ -110,16 +159,3 @@ def test_of_a_network_it_pays(name: str) -> None:
         faster += any(other.seconds < 0.99 * each.seconds for other in better)
     assert faster
     assert all(stated.check(each) for each in found)
-
-
-def test_a_higher_budget_finds_the_same_and_what_lies_above() -> None:
-    """So what serves a budget is no slower than what serves a lower one, and not lower either."""
-    stated = problem(chain(60))
-    parts = (range(1, end) for end in range(10, 60, 4))
-    known = [stated.mirror({f"f{place}": 1 for place in part if place % 3}, "a test") for part in parts]
-    everything = refine(stated, known, 60)
-    for budget in (0, *(each.peak_bytes for each in known)):
-        found = refine(stated, known, 60, budget)
-        assert found == everything[: len(found)]
-        assert all(each.peak_bytes > budget for each in everything[len(found) :])
-    assert len(refine(stated, known, 60, 0)) < len(everything)
