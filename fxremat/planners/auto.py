@@ -13,12 +13,12 @@ takes (``search/row.py``):
 The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then improved by
 the whole model (``search/refine.py``): the lowest ones, and those around the budgets that are asked for, or
 all. What is found for a budget depends on it only in the ranges of peaks that it lies in, or, where nothing
-is fused, in the gap of the row; hence a smaller budget never gives a higher peak. The
-plans of the simpler planners are starts too, and but for ``revolve``'s are measured besides, so that none of
-theirs is better; of a large graph those are that nothing beats in the condensed graph, and those of
-``min_cut`` and ``revolve`` are left out, which take long; of a very large one, for the least memory, only
-what seems lowest is weighed. Graphs of few operators have the plans of
-``exact``. Work is bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
+is fused, in the gap of the row; hence a smaller budget never gives a higher peak. The plans of the simpler
+planners are starts too, and but for ``revolve``'s are measured besides, so that none of theirs is better; of
+a large graph those are that nothing beats in the condensed graph, and those of ``min_cut`` and ``revolve``
+are left out, which take long; of a very large one, for the least memory, only what seems lowest is weighed.
+Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the same
+graph gives the same plan everywhere.
 """
 
 from __future__ import annotations

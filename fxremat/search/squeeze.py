@@ -4,8 +4,9 @@
 a plan that has been lowered is looked at: which buffers are live where it is too high, and how long each of
 them lies between two uses. It may be let go of there, and is then computed again before the second, from what
 is live by then; so is what it is computed from where that isn't. Cheapest first, by seconds per byte, until
-no step seems too high; what it comes to only the model knows (``refine.py``). Linear in steps and reads, and
-for each buffer that is let go of in all that could be.
+no step seems too high; what it comes to only the model knows, and whether that obeys what the user ordered
+only the problem (``refine.py``). Linear in steps and reads, and for each buffer that is let go of in all that
+could be.
 """
 
 from __future__ import annotations
