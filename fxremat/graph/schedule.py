@@ -169,6 +169,11 @@ def operator_of(graph: JointGraph, position: int) -> int:
     return position
 
 
+def operator_steps(graph: JointGraph, nodes: Sequence[int]) -> list[int]:
+    """The steps of a schedule of nodes at which an operator runs; those between pick its results."""
+    return [step for step, node in enumerate(nodes) if graph.nodes[node].leader is None]
+
+
 def prune(graph: JointGraph, schedule: Sequence[str]) -> Schedule:
     """Leave out every occurrence whose value nobody reads: no output, no effect, no reader."""
     return bind_needed(graph, schedule).schedule(graph)

@@ -22,7 +22,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import operator_steps
 from fxremat.memory.liveness import profile_of
 from fxremat.predict.cost import seconds_by_step
 from fxremat.predict.problem import PEAK_AND_SECONDS, Problem, Solution, pareto, progress
@@ -201,11 +201,11 @@ class _Search:
             if nodes is None:
                 break
             found = self._weigh(nodes)
-            if found.peak_bytes >= plan.peak_bytes or not self.problem.allows(found.schedule):
+            if found.peak_bytes < plan.peak_bytes and self.problem.allows(found.schedule):
+                plan = found
+            else:
                 asked -= max(0, found.peak_bytes - limit)
-                continue
-            plan = found
-            if plan.peak_bytes <= limit:
+            if found.peak_bytes <= limit:
                 break
         return None if plan is start else plan
 
@@ -256,7 +256,7 @@ class _Drops:
         deaths = {(storage, birth): death for _, storage, _, birth, death in profile.lives}
         spent = seconds_by_step(graph, binding, lowering, problem.costs)
         nodes, runs_at = binding.nodes, lowering.runs_at
-        steps = [*_runs(graph, nodes), len(nodes)]
+        steps = [*operator_steps(graph, nodes), len(nodes)]
         self.live = profile.live_bytes
         self.runs = [nodes[first:end] for first, end in itertools.pairwise(steps)]
 
@@ -299,8 +299,3 @@ class _Drops:
             runs[drop.before] = tuple(dict.fromkeys((*runs[drop.before], *runs[drop.run])))
             runs[drop.run] = ()
         return tuple(itertools.chain(*runs))
-
-
-def _runs(graph: JointGraph, nodes: Sequence[int]) -> Iterator[int]:
-    """The steps at which an operator runs; those between pick its results."""
-    return (step for step, node in enumerate(nodes) if graph.nodes[node].leader is None)

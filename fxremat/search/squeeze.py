@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fxremat.graph.schedule import operator_steps
 from fxremat.memory.instances import storage_instances
 from fxremat.memory.liveness import profile_of
 from fxremat.predict.cost import seconds_by_step
@@ -112,9 +113,9 @@ class Squeeze:
                 for read in found.reads:
                     readers[read].append(place)
             price = np.where(gain > 0, seconds, math.inf) / np.maximum(gain, 1)
-            best = int(price.argmin()) if len(price) else 0
-            if not len(price) or math.isinf(price[best]):
+            if not np.isfinite(price).any():
                 return None
+            best = int(price.argmin())
             gap = self.gaps[best]
             chosen[gap.instance] = gap
             live[gap.first : gap.end] -= gap.bytes
@@ -127,8 +128,8 @@ class Squeeze:
 
     def _with(self, runs: Mapping[int, set[int]]) -> tuple[int, ...]:
         """The plan's nodes in their order, with others that run before some steps."""
-        graph, nodes = self.graph, self.binding.nodes
-        starts = [step for step, node in enumerate(nodes) if graph.nodes[node].leader is None]
+        nodes = self.binding.nodes
+        starts = operator_steps(self.graph, nodes)
         before: dict[int, set[int]] = defaultdict(set)
         for step, more in runs.items():
             before[bisect.bisect_right(starts, step) - 1] |= more
