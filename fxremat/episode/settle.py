@@ -16,7 +16,9 @@ symmetric, and the limit on variants is a choice of medians. Three things make i
    of bytes are a bound for whole candidates too (Lagrangian relaxation; it holds whatever the prices are).
    While a graph has too many variants, the one with the least share is dropped and the rest solved again.
 3. *Dive*. Calls take the candidate of their greatest share that propagation lets pass, those that are sure
-   first. It never runs into a dead end. Then single calls are changed while that saves time.
+   first. It never runs into a dead end. Then single calls are changed while that saves time, to any candidate
+   that the limit on variants lets them have: one off the convex hull has no share in the relaxation, but may
+   be what a call has room for, and the fewer calls there are the more that is worth.
 
 HiGHS's own branch and bound on the same programme was closer by less than a hundredth where it was tried,
 and took up to tens of seconds at tight budgets, where each call's own row makes the relaxation weak. A
@@ -370,10 +372,8 @@ class _Search:
             smaller = self._without_one(budget, among, shares, *crowd)
             among = self.used(known.plans) if smaller is None else smaller
             shares = self.relax(budget, among, known).shares
-        starts = [self._dive(budget, among, shares)]
-        if self.taken(known.plans, among).all():
-            starts.append(known.plans)
-        found = [known, *(self.choice(self._improve(budget, plans, among)) for plans in starts)]
+        starts = (self._dive(budget, among, shares), known.plans)
+        found = [known, *(self.choice(self._improve(budget, plans)) for plans in starts)]
         return min(found, key=lambda choice: choice.seconds)
 
     def _without_one(
@@ -406,23 +406,27 @@ class _Search:
                     break
         return self.least(allowed)
 
-    def _improve(self, budget: int, plans: Plans, among: Mask) -> Plans:
+    def _improve(self, budget: int, plans: Plans) -> Plans:
         """Plans that no change of a call, with what becomes possible then, makes faster, as far as tried."""
-        plans = self._climb(budget, plans, among)
-        seconds = self.taken(plans, self.seconds).sum()
-        for call, each in np.argwhere(among)[:EXCHANGES]:
+        plans = self._climb(budget, plans)
+        seconds = self.taken(plans, self.seconds)
+        lost = np.where(self.exists, self.seconds - seconds[:, None], 0.0)
+        slower = np.argwhere(lost > 0.0)
+        for call, each in slower[lost[tuple(slower.T)].argsort(kind="stable")][:EXCHANGES]:
+            if not self._open(plans)[call, each]:
+                continue
             other = plans.copy()
             other[call] = each
-            if self._moves(budget, other, among) is None:
+            if self._moves(budget, other) is None:
                 continue
-            other = self._climb(budget, other, among)
-            if self.taken(other, self.seconds).sum() < seconds * (1 - 1e-9):
-                plans, seconds = other, self.taken(other, self.seconds).sum()
+            other = self._climb(budget, other)
+            if self.taken(other, self.seconds).sum() < self.taken(plans, self.seconds).sum() * (1 - 1e-9):
+                plans = other
         return plans
 
-    def _climb(self, budget: int, plans: Plans, among: Mask) -> Plans:
+    def _climb(self, budget: int, plans: Plans) -> Plans:
         """Plans that fit, one call after the other with the candidate that saves most."""
-        while (moves := self._moves(budget, plans, among)) is not None:
+        while (moves := self._moves(budget, plans)) is not None:
             gains = np.where(moves, self.taken(plans, self.seconds)[:, None] - self.seconds, 0.0)
             call, each = divmod(int(gains.argmax()), gains.shape[1])
             if gains[call, each] <= 0.0:
@@ -431,7 +435,7 @@ class _Search:
             plans[call] = each
         return plans
 
-    def _moves(self, budget: int, plans: Plans, among: Mask) -> Mask | None:
+    def _moves(self, budget: int, plans: Plans) -> Mask | None:
         """The candidates that a single call can change to; None where the plans don't fit themselves."""
         held = self.taken(plans, self.held)
         free = budget - self.outside - self.waits @ held
@@ -440,7 +444,19 @@ class _Search:
             room[at] -= self.taken(plans, own)
         if room.min() < 0:
             return None
-        moves = among & (self.held <= (held + self._spare(room))[:, None])
+        moves = self._open(plans) & (self.held <= (held + self._spare(room))[:, None])
         for own, at in zip(self.own, self.at, strict=True):
             moves &= own <= free[at][:, None]
         return moves
+
+    def _open(self, plans: Plans) -> Mask:
+        """The candidates that a single call can change to without too many variants of its graph."""
+        found = self.exists.copy()
+        used = self.used(plans)
+        for calls in self.groups:
+            variants = used[calls[0]]
+            if variants.sum() == self.max_variants:
+                own = plans[calls]
+                shared = calls[(own == own[:, None]).sum(axis=1) > 1]  # else the call's variant is free
+                found[shared] &= variants
+        return found

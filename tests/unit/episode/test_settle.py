@@ -159,6 +159,29 @@ def test_blocks_take_several_variants_near_the_bound() -> None:
     assert settle(trace, offers, budget) == settle(trace, offers, budget)
 
 
+@pytest.mark.parametrize("graphs", [(0, 0), (0, 1), (0, 1, 2)])
+def test_few_calls_take_what_lies_above_the_hull(graphs: tuple[int, ...]) -> None:
+    """Where time falls slowly at first, plans lie above the line of two others; they may be all that fits."""
+    draw = random.Random(len(graphs))
+    offers = {}
+    for graph in set(graphs):
+        sizes = sorted(draw.sample(range(100, 600), 24))
+        offers[graph] = [
+            Candidate(Schedule(), 3 - (held / 600) ** 2, held, held + 5, held + draw.randint(5, 60))
+            for held in sizes
+        ]
+    order = [(call, False) for call in range(len(graphs))]
+    order += [(call, True) for call in reversed(range(len(graphs)))]
+    events = tuple(Event(call, is_backward, 0, 0) for call, is_backward in order)
+    trace = Trace(tuple(map(Call, graphs)), events)
+    known = every_choice(trace, offers)
+    lowest, highest = min(peak for peak, _, _ in known), settle(trace, offers, 10**9).peak_bytes
+    for part in range(1, 10):
+        budget = lowest + (highest - lowest) * part // 10
+        _, seconds = check(trace, offers, budget, 4)
+        assert seconds <= 1.01 * min(s for p, s, _ in known if p <= budget)
+
+
 def test_nothing_to_choose() -> None:
     """An episode of single candidates is what it is."""
     only = Candidate(Schedule(), 1.0, 3, 4, 5)
