@@ -31,10 +31,13 @@ from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.pipeline import Choice
 from fxremat.driver.policy import Asked, Asking, Cautious, Given, MaybeAlone, Policy, WithinBudget
 from fxremat.episode.candidates import candidate
+from fxremat.episode.room import Room
+from fxremat.episode.tailor import plans_for
 from fxremat.episode.trace import Candidate, Prospects
 from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.graph.schedule import Schedule
 from fxremat.options.options import Options, is_size, resolve_budget
+from fxremat.planners import auto
 from fxremat.predict.problem import Problem
 from fxremat.report.report import Report
 from fxremat.step.step import Episode, Run, steps
@@ -241,6 +244,20 @@ class Runner:
             return self._prospects.candidates
         found = policy.candidates_of(self.planning_problem, self.options.planner)
         self.planning_problem.rest()
+        return found
+
+    def tailor(self, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
+        """Plans that fit into a room, or near to it; none where the user has said how plans are made.
+
+        Args:
+            plan: The one in whose place another is wanted.
+            wanted: The room.
+        """
+        if self.options.planner != "auto":
+            return ()
+        found = plans_for(self.planning_problem, self.candidates, plan, wanted, auto.improved)
+        self.planning_problem.rest()
+        self.candidates = (*self.candidates, *found)
         return found
 
     def policy_of(self, plan: Candidate) -> str:

@@ -9,14 +9,14 @@ backward, what is computed again for that would be there by then, and be counted
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torch import fx
 
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.nodes import Node, Phase
-from fxremat.graph.schedule import Schedule
+from fxremat.graph.schedule import Schedule, bind
 from fxremat.predict.cost import Costs
 from fxremat.predict.problem import Problem
 
@@ -43,6 +43,12 @@ def held(problem: Problem, scratch_bytes: int) -> Problem:
     )
     with_hold.check()
     return replace(problem, graph=with_hold, costs=_costs(problem.costs, at))
+
+
+def with_hold(schedule: Sequence[str], graph: JointGraph) -> Schedule:
+    """A schedule of a graph as one of its held problems, in which nothing else is between the two parts."""
+    boundary = bind(graph, schedule).boundary
+    return Schedule((*schedule[:boundary], HOLD, *schedule[boundary:]))
 
 
 def without_hold(schedule: Iterable[str]) -> Schedule:

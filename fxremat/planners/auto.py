@@ -98,6 +98,21 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     return (default, *pareto(found))
 
 
+@collector_paused()
+def improved(problem: Problem, known: Sequence[Solution], budget: int) -> list[Solution]:
+    """What is known, with plans for a budget that come of it by the whole memory model alone.
+
+    Args:
+        problem: The problem.
+        known: Plans of it, near the budget.
+        budget: Bytes.
+    """
+    tries, found = _tries(problem, len(problem.graph.nodes)), list(known)
+    if min(each.peak_bytes for each in known) > budget:
+        found += lower(problem, known, round(LOWERED * tries))
+    return refine_around(problem, found, budget, round(AROUND * tries))
+
+
 def _weighed(problem: Problem, seeming: Mapping[Schedule, int], reach: float) -> Iterator[Solution]:
     """The plans that obey, without those that seem so much higher than the lowest one that was weighed."""
     least = math.inf

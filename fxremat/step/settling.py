@@ -14,7 +14,8 @@ from typing import Protocol
 
 import torch
 
-from fxremat.episode.settle import settle
+from fxremat.episode.room import Room
+from fxremat.episode.tailor import tailored
 from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.options.options import Budget, Options, resolve_budget
@@ -66,6 +67,14 @@ class Graph(Protocol):
     @property
     def candidates(self) -> Sequence[Candidate]:
         """The plans to choose from."""
+
+    def tailor(self, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
+        """Plans that fit into a room, or near to it, which ``candidates`` has from then on.
+
+        Args:
+            plan: The one in whose place another is wanted.
+            wanted: The room.
+        """
 
     def plan_within(self, allowed_bytes: int, peak: Callable[[Candidate], int]) -> Candidate:
         """The plan for a step in which nothing else is planned.
@@ -220,15 +229,21 @@ def _within(budget: Budget, graphs: Sequence[Graph], trace: Trace, before: Settl
             number = OTHERS - position
             choices[number] = (before.plans[position],)
         calls.append(Call(number, call.charges))
+    by_number = {each.number: each for each in own}
     try:
-        found = settle(Trace(tuple(calls), trace.events, trace.after_bytes), choices, allowed)
+        plans, found = tailored(
+            Trace(tuple(calls), trace.events, trace.after_bytes),
+            choices,
+            allowed,
+            lambda number, plan, wanted: by_number[number].tailor(plan, wanted),
+        )
     except InfeasibleBudgetError as error:
         if any(graph.options.on_error == "raise" for graph in own):
             raise
         warnings.warn(f"fxremat leaves a step to PyTorch's partitioner: {error}", stacklevel=2)
         return before
     return Settled(
-        tuple(choices[call.graph][choice] for call, choice in zip(calls, found.plans, strict=True)),
+        plans,
         budget,
         budget_bytes,
         before.baseline_peak_bytes,
