@@ -19,6 +19,7 @@ from fxremat.errors import InfeasibleBudgetError, ScheduleError
 from fxremat.graph.schedule import Schedule
 from fxremat.options.options import Budget, GivenPlanner, Options, is_size, resolve_budget
 from fxremat.planfile.contents import PlanFile
+from fxremat.planners import auto
 from fxremat.predict.problem import Problem, Solution, margin
 from fxremat.search.baseline import baseline_plan
 
@@ -222,11 +223,10 @@ def cautious(plans: Sequence[Candidate], room_bytes: int | None) -> Candidate:
     return min(low, key=lambda each: (each.held_bytes, peak_bytes(each), each.seconds))
 
 
-def candidates_of(
-    problem: Problem, planner: GivenPlanner, holds: Sequence[float] | None = None
-) -> tuple[Candidate, ...]:
+def candidates_of(problem: Problem, planner: GivenPlanner) -> tuple[Candidate, ...]:
     """The plans of a graph that a step chooses from."""
-    return candidates(replace(problem, budgets=None), lambda each: solve(each, planner), holds)
+    improve = auto.improved if planner == "auto" else None
+    return candidates(problem, lambda each: solve(each, planner), improve)
 
 
 def prospects(choice: Choice) -> Prospects:

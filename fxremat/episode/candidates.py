@@ -2,12 +2,15 @@
 
 To a graph alone a plan is a peak and seconds. To the step around it it is also what it holds while other
 graphs run, and its forward and its backward have peaks of their own, at different times (``trace.py``). The
-plans that no other beats in all of these are found by the graph's own planner, asked several times:
+plans that no other beats in all of these are found in four ways:
 
-1. for the problem as it is, whose plans have low peaks;
-2. for held problems (``hold.py``) of several sizes, whose plans hold little, the less the larger the hold;
-3. and one plan holds nothing but what the backward cannot have again from the inputs.
+1. the graph's own planner is asked for the problem as it is, whose plans have low peaks;
+2. and for a held problem (``hold.py``), whose plans hold less;
+3. what is found is improved for held problems of other sizes: the larger the hold, the less plans hold;
+4. and one plan holds nothing but what the backward cannot have again from the inputs.
 
+They are a coarse frontier: what a step needs of it in detail is looked for when it has settled
+(``tailor.py``).
 Every plan is measured on the problem as it is. Quadratic in the plans found, which are some hundred.
 """
 
@@ -15,39 +18,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from fxremat._torch import graphs
-from fxremat.episode.hold import held, without_hold
+from fxremat.episode.hold import held, with_hold, without_hold
 from fxremat.episode.trace import TANGENTS, Candidate, Level, Place
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding, Schedule
 from fxremat.memory.liveness import profile_of
 from fxremat.memory.lowering import Lowering
-from fxremat.predict.problem import Problem, Solution
+from fxremat.predict.problem import Problem, Solution, pareto
+
+Solve: TypeAlias = Callable[[Problem], Sequence[Solution]]
+Improve: TypeAlias = Callable[[Problem, Sequence[Solution], "int | None"], Sequence[Solution]]
 
 MAX_CANDIDATES = 48
-HELD_PARTS = (0.25, 0.4, 0.6, 1.0)  # of the highest peak that the planner found: bytes of the holds
-NARROWER, MAX_NARROWED = 0.97, 3  # holds that ask for less than the least plan; how many
+SEARCHED, IMPROVED = (0.5,), (0.25, 1.0)  # of the highest peak that the planner found: bytes of the holds
+NARROWER, MAX_NARROWED = 0.97, 2  # holds that ask for less than the least plan; how many
 MANY = 12  # calls of a graph for which that is the least
-HELD_SECONDS = 0.3  # that a planner may search for each held problem, unless the problem says otherwise
+HELD_SECONDS = 0.15  # that a planner may search for each held problem, unless the problem says otherwise
 
 
-def candidates(
-    problem: Problem,
-    solve: Callable[[Problem], Sequence[Solution]],
-    holds: Sequence[float] | None = None,
-) -> tuple[Candidate, ...]:
+def candidates(problem: Problem, solve: Solve, improve: Improve | None = None) -> tuple[Candidate, ...]:
     """The plans that no other beats in seconds, held bytes, either peak, and the inputs and outputs held.
 
     Args:
         problem: The problem of the graph; whatever budgets it is asked for, all are meant.
         solve: The planner.
-        holds: Bytes of the holds; by default parts of the highest peak that the planner found.
+        improve: Finds plans of a problem from others that are known, for a budget or for all; without it the
+            planner is asked for each held problem.
 
     Returns:
         By rising seconds; at least one, and at most ``MAX_CANDIDATES``.
@@ -58,27 +61,39 @@ def candidates(
     quick = replace(problem, time_limit_seconds=HELD_SECONDS if limit is None else min(limit, HELD_SECONDS))
 
     def plans(schedules: Iterable[Schedule]) -> list[Candidate]:
-        allowed = filter(problem.allows, dict.fromkeys(schedules))
-        return [candidate(problem, problem.evaluate(each, "auto")) for each in allowed]
+        return fresh(problem, schedules, found)
 
-    def held_plans(scratch_bytes: float) -> list[Candidate]:
-        found = solve(held(quick, round(scratch_bytes)))
-        return plans(without_hold(each.schedule) for each in found)
+    def searched(scratch_bytes: float) -> list[Candidate]:
+        return plans(without_hold(each.schedule) for each in solve(held(quick, round(scratch_bytes))))
 
-    found = plans((*(each.schedule for each in solutions), _least_held(problem)))
-    if holds is not None:
-        for each in holds:
-            found += held_plans(each)
-        return tuple(_thinned(_unbeaten(found)))
+    def improved(scratch_bytes: float) -> list[Candidate]:
+        if improve is None:
+            return searched(scratch_bytes)
+        narrowed = held(problem, round(scratch_bytes))
+        schedules = (with_hold(each.schedule, problem.graph) for each in found)
+        known = pareto(narrowed.evaluate(each, "auto") for each in schedules)
+        return plans(without_hold(each.schedule) for each in improve(narrowed, known, None))
+
+    found: list[Candidate] = []
+    found += plans((*(each.schedule for each in solutions), _least_held(problem)))
     highest = max(each.peak_bytes for each in solutions)
-    for part in HELD_PARTS:
-        found += held_plans(part * highest)
+    for part in SEARCHED:
+        found += searched(part * highest)
+    for part in IMPROVED:
+        found += improved(part * highest)
     for _ in range(MAX_NARROWED):
         before = _least_together(found)
-        found += held_plans(NARROWER * (before.backward_bytes + problem.graph.tangent_bytes))
+        found += improved(NARROWER * (before.backward_bytes + problem.graph.tangent_bytes))
         if _least_together(found) is before:
             break
     return tuple(_thinned(_unbeaten(found)))
+
+
+def fresh(problem: Problem, schedules: Iterable[Schedule], known: Iterable[Candidate]) -> list[Candidate]:
+    """What the step around a graph sees of schedules that obey, and that are none of the known plans'."""
+    have = {each.schedule for each in known}
+    made = (each for each in dict.fromkeys(schedules) if each not in have and problem.allows(each))
+    return [candidate(problem, problem.evaluate(each, "auto")) for each in made]
 
 
 def _least_together(plans: Iterable[Candidate]) -> Candidate:

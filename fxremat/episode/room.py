@@ -38,8 +38,8 @@ class Room:
 def room(trace: Trace, plans: Sequence[Candidate], members: Collection[int], budget_bytes: int) -> Room:
     """What another plan of some calls may take, so that the episode keeps a budget.
 
-    Where one of these calls runs while others of them wait, what the plan holds counts against its own peak.
-    There it is to hold no more than now.
+    Where one of these calls runs while others of them wait, they share what is left, or too much: each of
+    those that wait may hold as much more as the one that runs may take.
 
     Args:
         trace: The episode.
@@ -48,7 +48,7 @@ def room(trace: Trace, plans: Sequence[Candidate], members: Collection[int], bud
         budget_bytes: The budget; below the episode's peak it is what that is to come down to.
     """
     held_most = peak_most = math.inf
-    nested: list[tuple[float, int]] = []  # what is left for a member that runs, and how many wait meanwhile
+    running: list[tuple[float, int, int]] = []  # what is left for members, what one takes, how many wait
     waiting: set[int] = set()
 
     def left(outside_bytes: int) -> float:
@@ -69,16 +69,20 @@ def room(trace: Trace, plans: Sequence[Candidate], members: Collection[int], bud
         call, plan = trace.calls[event.call], plans[event.call]
         own = own_bytes(call, plan, event.is_backward)
         if event.call in members:
-            charged = own - (plan.backward_bytes if event.is_backward else plan.forward_bytes)
-            nested.append((left(event.outside_bytes) - charged, len(waiting.intersection(members))))
+            bare = plan.backward_bytes if event.is_backward else plan.forward_bytes
+            rest = left(event.outside_bytes) - (own - bare)
+            running.append((rest, bare, len(waiting.intersection(members))))
         else:
             others_need(event.outside_bytes + own)
         if not event.is_backward:
             waiting.add(event.call)
     others_need(trace.after_bytes)
-    if any(count for _, count in nested):
-        held_most = min(held_most, max(plans[each].held_bytes for each in members))
-    for rest, count in nested:
+    held_now = max(plans[each].held_bytes for each in members)
+    for rest, bare, count in running:
+        if count:
+            held_most = min(held_most, held_now + (rest - bare - count * held_now) / (count + 1))
+    held_most = max(0.0, held_most)
+    for rest, _, count in running:
         peak_most = min(peak_most, rest - (count * held_most if count else 0.0))
     held_most = min(held_most, peak_most)
     return Room(math.floor(max(0.0, peak_most)), math.floor(max(0.0, held_most)))

@@ -12,27 +12,28 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from fxremat.episode.candidates import candidate
+from fxremat.episode.candidates import Improve, fresh
 from fxremat.episode.hold import held, with_hold, without_hold
 from fxremat.episode.room import Room, room
 from fxremat.episode.settle import Settlement, settle
 from fxremat.episode.trace import Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.memory.liveness import profile_of
-from fxremat.predict.problem import PEAK_AND_SECONDS, Problem, Solution
+from fxremat.predict.problem import PEAK_AND_SECONDS, Problem, progress
 
 NEAREST = 6  # candidates on either side of a room from which plans for it are looked for
 LOOKS = 2  # at a room, when it turns out what else its plans hold
-ROUNDS = 6  # in which each graph is asked for plans within a budget
+ROUNDS = 3  # in which each graph is asked for plans within a budget
 GAIN = 2e-3  # of the time; a round that gains less is the last
 LOWER, LEAST_LOWER = 0.04, 0.01  # by which the least peak shall be lower, at first and at last
+MAX_LOWER = 8  # goals for it
 
 Candidates: TypeAlias = Mapping[int, Sequence[Candidate]]
 Tailor: TypeAlias = Callable[[int, Candidate, Room], Sequence[Candidate]]
-Improve: TypeAlias = Callable[[Problem, Sequence[Solution], int], Sequence[Solution]]
 
 
 def plans_for(
@@ -66,9 +67,7 @@ def plans_for(
     starts += heapq.nsmallest(NEAREST, (each for each in known if peak(each) > budget), key=peak)
     schedules = (with_hold(each.schedule, graph) for each in starts)
     found = improve(narrowed, [narrowed.evaluate(each, "auto") for each in schedules], budget)
-    made = dict.fromkeys(without_hold(each.schedule) for each in found)
-    fresh = [each for each in made.keys() - {each.schedule for each in known} if problem.allows(each)]
-    return [candidate(problem, problem.evaluate(each, "auto")) for each in sorted(fresh)]
+    return fresh(problem, (without_hold(each.schedule) for each in found), known)
 
 
 def tailored(
@@ -94,13 +93,14 @@ def tailored(
     def ask(plans: Sequence[Candidate], budget: int) -> bool:
         """Ask for plans in place of those that could be better; whether there are any."""
         before = sum(map(len, at_hand.values()))
-        for graph, plan in _worth(trace, plans, candidates, budget):
+        worth = _worth(trace, plans, candidates, budget)
+        for graph, plan in progress(worth, "fitting plans into the step"):
             members = _members(trace, plans, graph, plan)
             wanted = room(trace, plans, members, budget)
             for _ in range(LOOKS):
-                fresh = tailor(graph, plan, wanted)
-                at_hand[graph] += fresh
-                fitting = [each for each in fresh if wanted.has(each)]
+                found = tailor(graph, plan, wanted)
+                at_hand[graph] += found
+                fitting = [each for each in found if wanted.has(each)]
                 above = min((_peak(trace, plans, members, each) - budget for each in fitting), default=0)
                 if above <= 0:
                     break
@@ -111,10 +111,11 @@ def tailored(
         found = settle_for(budget_bytes)
     except InfeasibleBudgetError:
         found = settle_for(None)
-    part = LOWER
-    while part >= LEAST_LOWER and (budget_bytes is None or found.peak_bytes > budget_bytes):
-        goal = int(found.peak_bytes * (1 - part))
-        is_asked = ask(chosen(found), goal if budget_bytes is None else max(goal, budget_bytes))
+    part, goal = LOWER, budget_bytes or 0
+    for _ in range(MAX_LOWER):
+        if part < LEAST_LOWER or found.peak_bytes <= goal:
+            break
+        is_asked = ask(chosen(found), max(goal, int(found.peak_bytes * (1 - part))))
         lower = settle_for(None) if is_asked else found
         part = part / 2 if lower.peak_bytes >= found.peak_bytes else part
         found = min(found, lower, key=PEAK_AND_SECONDS)
@@ -122,9 +123,11 @@ def tailored(
         return chosen(found), found
     found = settle_for(budget_bytes)
     for _ in range(ROUNDS):
-        before = found
-        if ask(chosen(before), budget_bytes):
-            found = min(before, settle_for(budget_bytes), key=lambda each: each.seconds)
+        if not ask(chosen(found), budget_bytes):
+            break
+        before, found = found, settle_for(budget_bytes)
+        if found.seconds >= before.seconds:
+            found = replace(found, plans=before.plans, peak_bytes=before.peak_bytes, seconds=before.seconds)
         if found.seconds > before.seconds * (1 - GAIN):
             break
     return chosen(found), found

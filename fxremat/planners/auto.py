@@ -93,24 +93,31 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         for budget in problem.budgets or ():
             found += refine_around(problem, found, budget, round(AROUND * tries))
         if problem.budgets is None:
-            part = min(1.0, REFINED_NODES / max(1, len(graph.nodes)))
-            found += refine(problem, found, round(REFINED * tries * part))
+            found += _refined(problem, found, tries)
     return (default, *pareto(found))
 
 
 @collector_paused()
-def improved(problem: Problem, known: Sequence[Solution], budget: int) -> list[Solution]:
-    """What is known, with plans for a budget that come of it by the whole memory model alone.
+def improved(problem: Problem, known: Sequence[Solution], budget: int | None) -> list[Solution]:
+    """Plans that come of others by the whole memory model alone, and what is worth being kept of these.
 
     Args:
         problem: The problem.
-        known: Plans of it, near the budget.
-        budget: Bytes.
+        known: Plans of it.
+        budget: Bytes; None for plans of all peaks.
     """
     tries, found = _tries(problem, len(problem.graph.nodes)), list(known)
-    if min(each.peak_bytes for each in known) > budget:
-        found += lower(problem, known, round(LOWERED * tries))
+    if budget is None or min(each.peak_bytes for each in known) > budget:
+        found += lower(problem, found, round(LOWERED * tries))
+    if budget is None:
+        return found + _refined(problem, found, tries)
     return refine_around(problem, found, budget, round(AROUND * tries))
+
+
+def _refined(problem: Problem, known: Sequence[Solution], tries: int) -> list[Solution]:
+    """Plans of all peaks that come of others."""
+    part = min(1.0, REFINED_NODES / max(1, len(problem.graph.nodes)))
+    return refine(problem, known, round(REFINED * tries * part))
 
 
 def _weighed(problem: Problem, seeming: Mapping[Schedule, int], reach: float) -> Iterator[Solution]:

@@ -204,10 +204,11 @@ class Family:
             if found is not None:
                 return found
         self.stored = None
+        before = self.settled is not None
         for is_grown in (True, False):
             with contextlib.suppress(InfeasibleBudgetError):  # for that only what is predicted counts
-                return settled(graphs, plans, self.trace(is_grown), self.excess())
-        return settled(graphs, plans, self.trace(is_grown=False))
+                return settled(graphs, plans, self.trace(is_grown), self.excess(), before)
+        return settled(graphs, plans, self.trace(is_grown=False), has_settled=before)
 
     def _keep(self, known: Learnt, plans: tuple[Candidate, ...]) -> None:
         """Know this of the latest episode; another rank may have other numbers for its graphs."""

@@ -2,20 +2,23 @@
 
 A budget is that of the step. Where graphs of one step have budgets of their own, each bounds the step's peak
 as far as the plans of its own graphs can: they are chosen in turn, the tightest budget last, with the plans
-of the others as they are by then.
+of the others as they are by then; where these leave too little, with those of all larger budgets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from fxremat.episode.room import Room
-from fxremat.episode.tailor import tailored
+from fxremat.episode.settle import Settlement, settle
+from fxremat.episode.tailor import Candidates, tailored
 from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.options.options import Budget, Options, resolve_budget
@@ -24,6 +27,7 @@ from fxremat.step.stored import Figures
 
 USED = 0.95  # of what is allowed: a plan with a lower peak than that is taken if it costs no time
 SLACK_BYTES = 512  # that a step may take beyond its budget, to which CUDA's allocator rounds every block
+ALIKE = 0.01  # by how much better, in parts, others are that take the place of plans which are settled for
 OTHERS = -1  # the number of the first graph whose plan stays as it is; that of the next is one less
 
 
@@ -115,7 +119,11 @@ class Settled:
 
 
 def settled(
-    graphs: Sequence[Graph], plans: Sequence[Candidate], trace: Trace, excess: float = 1.0
+    graphs: Sequence[Graph],
+    plans: Sequence[Candidate],
+    trace: Trace,
+    excess: float = 1.0,
+    has_settled: bool = False,
 ) -> Settled:
     """The plans of the calls of a step.
 
@@ -124,6 +132,7 @@ def settled(
         plans: And with which plan up to now.
         trace: The step.
         excess: How many times more than predicted was measured.
+        has_settled: Whether these plans were settled for, and stay if there are hardly better ones.
 
     Raises:
         InfeasibleBudgetError: No plans fit a budget, unless the graphs' options say ``on_error="fallback"``.
@@ -139,8 +148,10 @@ def settled(
             budget = graph.options.budget
             size, lowest = resolve_budget(budget, baseline_bytes), peak_bytes(trace, [plan])
             return Settled((plan,), budget, size, baseline_bytes, seconds, lowest, plan.seconds)
-    for budget in _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes):
-        found = _within(budget, graphs, trace, found, excess)
+    kept = plans if has_settled else None
+    budgets = _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes)
+    for place, budget in enumerate(budgets):
+        found = _bounded(budget, budgets[:place], graphs, trace, found, excess, kept)
     return found
 
 
@@ -216,32 +227,91 @@ def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
     return sorted(budgets, key=lambda each: (-(sizes[each] or 0), str(each)))
 
 
-def _within(budget: Budget, graphs: Sequence[Graph], trace: Trace, before: Settled, excess: float) -> Settled:
-    """The plans with those of a budget's graphs chosen; the others stay."""
-    own = [graph for graph in graphs if graph.options.budget == budget]
-    budget_bytes = resolve_budget(budget, before.baseline_peak_bytes)
-    allowed = None if budget_bytes is None else _allowed(budget_bytes, own, excess) + SLACK_BYTES
-    choices = {each.number: each.candidates for each in own}
-    calls = []
-    for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):
-        number = graph.number
-        if graph.options.budget != budget:
-            number = OTHERS - position
-            choices[number] = (before.plans[position],)
-        calls.append(Call(number, call.charges))
-    by_number = {each.number: each for each in own}
+def _kept(
+    plans: tuple[Candidate, ...], trace: Trace, choices: Candidates, allowed: int | None, at_most: float
+) -> Settlement | None:
+    """What is to be said of plans that are settled for and stay; None if they don't.
+
+    Args:
+        plans: The plan of each call.
+        trace: The step, as it was seen since.
+        choices: The candidates of each graph.
+        allowed: The predicted peak that other plans may have; None for the least.
+        at_most: That which these may have.
+    """
+    peak, seconds = peak_bytes(trace, plans), sum(each.seconds for each in plans)
+    if peak > at_most:
+        return None
     try:
-        plans, found = tailored(
-            Trace(tuple(calls), trace.events, trace.after_bytes),
-            choices,
-            allowed,
-            lambda number, plan, wanted: by_number[number].tailor(plan, wanted),
-        )
+        found = settle(trace, choices, allowed)
+    except InfeasibleBudgetError:
+        return None
+    is_better = found.seconds < seconds * (1 - ALIKE)
+    if allowed is None:
+        is_better = found.peak_bytes < peak * (1 - ALIKE)
+    return None if is_better else replace(found, peak_bytes=peak, seconds=seconds)
+
+
+def _bounded(
+    budget: Budget,
+    larger: Sequence[Budget],
+    graphs: Sequence[Graph],
+    trace: Trace,
+    before: Settled,
+    excess: float,
+    kept: Sequence[Candidate] | None,
+) -> Settled:
+    """The plans with those of a budget's graphs chosen; with those of larger budgets, where they must."""
+    try:
+        return _within(budget, (budget,), graphs, trace, before, excess, kept)
     except InfeasibleBudgetError as error:
-        if any(graph.options.on_error == "raise" for graph in own):
+        if larger:
+            with contextlib.suppress(InfeasibleBudgetError):
+                return _within(budget, (budget, *larger), graphs, trace, before, excess, kept)
+        if any(graph.options.on_error == "raise" for graph in graphs if graph.options.budget == budget):
             raise
         warnings.warn(f"fxremat leaves a step to PyTorch's partitioner: {error}", stacklevel=2)
         return before
+
+
+def _within(
+    budget: Budget,
+    chosen: Collection[Budget],
+    graphs: Sequence[Graph],
+    trace: Trace,
+    before: Settled,
+    excess: float,
+    kept: Sequence[Candidate] | None,
+) -> Settled:
+    """The plans with those of some budgets' graphs chosen; the others stay.
+
+    Raises:
+        InfeasibleBudgetError: None fit the budget.
+    """
+    own = {graph.number: graph for graph in graphs if graph.options.budget in chosen}
+    budget_bytes = resolve_budget(budget, before.baseline_peak_bytes)
+    allowed = None
+    if budget_bytes is not None:
+        allowed = _allowed(budget_bytes, list(own.values()), excess) + SLACK_BYTES
+    choices = {number: each.candidates for number, each in own.items()}
+    calls = []
+    for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):
+        number = graph.number
+        if number not in own:
+            number = OTHERS - position
+            choices[number] = (before.plans[position],)
+        calls.append(Call(number, call.charges))
+    numbered = Trace(tuple(calls), trace.events, trace.after_bytes)
+    found = None
+    if kept is not None:
+        at_most = math.inf if budget_bytes is None else budget_bytes / excess + SLACK_BYTES
+        pairs = zip(calls, kept, strict=True)
+        plans = tuple(each if call.graph in own else choices[call.graph][0] for call, each in pairs)
+        found = _kept(plans, numbered, choices, allowed, at_most)
+    if found is None:
+        plans, found = tailored(
+            numbered, choices, allowed, lambda number, plan, wanted: own[number].tailor(plan, wanted)
+        )
     return Settled(
         plans,
         budget,

@@ -252,18 +252,32 @@ def test_a_graph_of_mappings_has_candidates() -> None:
     assert all(each.holds == frozenset() for each in found)
 
 
-def test_the_holds_are_as_asked() -> None:
-    """The planner is asked for the problem without budgets, and for one held problem of each size."""
+@pytest.mark.parametrize("improves", [True, False])
+def test_the_holds_are_parts_of_the_highest_peak(improves: bool) -> None:
+    """The planner is asked without budgets; what is known is improved for other holds."""
     asked: list[Problem] = []
+    others: list[Problem] = []
 
     def keep_all(problem: Problem) -> Sequence[Solution]:
         asked.append(problem)
         return (problem.identity("a test"),)
 
+    def improve(problem: Problem, known: Sequence[Solution], budget: int | None) -> Sequence[Solution]:
+        others.append(problem)
+        assert budget is None and all(HOLD in each.schedule for each in known)
+        return known
+
     stated = make_problem(chain(4), fusion="none")
-    found = candidates(replace(stated, budgets=(3,)), keep_all, holds=[5, 9.6])
-    assert [each.budgets for each in asked] == [None] * 3
-    assert [sum(each.graph.scratch_bytes) for each in asked] == [0, 5, 10]
+    highest = stated.identity("a test").peak_bytes
+    found = candidates(replace(stated, budgets=(3,)), keep_all, improve if improves else None)
+    sizes = [[sum(each.graph.scratch_bytes) for each in some] for some in (asked, others)]
+    searched = [round(part * highest) for part in module.SEARCHED]
+    improved = [round(part * highest) for part in module.IMPROVED]
+    assert [each.budgets for each in (*asked, *others)] == [None] * len([*asked, *others])
+    if improves:
+        assert sizes[0] == [0, *searched] and sizes[1][:-1] == improved
+    else:
+        assert sizes[0][:-1] == [0, *searched, *improved] and not others
     assert [each.held_bytes for each in found] == [3, 0]
     assert found[0].schedule == identity(stated.graph)
 

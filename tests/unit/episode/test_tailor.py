@@ -60,7 +60,7 @@ def test_room_of_nested_calls() -> None:
     plan = Candidate(Schedule(), 1.0, 100, 150, 200)
     events = [Event(0, False, 0, 0), Event(1, False, 0, 0), Event(1, True, 10, 30), Event(0, True, 20, 20)]
     trace = Trace((Call(0), Call(0)), tuple(events))
-    assert room(trace, [plan, plan], {0, 1}, BUDGET) == Room(BUDGET - 100 - 10, 100)
+    assert room(trace, [plan, plan], {0, 1}, BUDGET) == Room(BUDGET - 100 - 10 - 345, 445)
     assert room(trace, [plan, plan], {1}, BUDGET) == Room(BUDGET - 100 - 10, BUDGET - 100 - 30)
     assert room(trace, [plan, plan], {0}, BUDGET) == Room(BUDGET - 20, BUDGET - 10 - 200)
 
@@ -118,7 +118,7 @@ def test_a_step_keeps_candidates_where_graphs_find_nothing() -> None:
 def test_plans_for_a_room_are_plans_of_the_graph(network: Network, fusion: str) -> None:
     """They are valid, and none is known."""
     problem = make_problem(traced(network), fusion=fusion)
-    known = candidates(problem, functools.partial(solve, planner="auto"), holds=())
+    known = candidates(problem, functools.partial(solve, planner="auto"))
     for plan in known[:: max(1, len(known) // 3)]:
         for wanted in (Room(peak(plan), plan.held_bytes), Room(peak(plan), plan.held_bytes // 2)):
             found = plans_for(problem, known, plan, wanted, auto.improved)
@@ -133,7 +133,7 @@ def test_rooms_between_coarse_candidates_are_used(fusion: str) -> None:
     layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(12)]
     graph = fxremat.capture(nn.Sequential(*layers), torch.randn(256, 32), compiler=COMPILERS[fusion])
     problem = make_problem(graph, fusion=fusion)
-    known = candidates(problem, functools.partial(solve, planner="auto"), holds=())
+    known = candidates(problem, functools.partial(solve, planner="auto"))
     coarse = [known[0], known[-1]]
     low, high = peak(known[-1]), peak(known[0])
     assert low < 0.7 * high

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxremat.episode.room import Room
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.graph.schedule import Schedule
@@ -74,6 +75,10 @@ class Made:
     def plan_within(self, allowed_bytes: int, peak: Callable[[Candidate], int]) -> Candidate:
         """The fastest whose peak is low enough, or the lowest."""
         return next((each for each in self.candidates if peak(each) <= allowed_bytes), self.candidates[-1])
+
+    def tailor(self, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
+        """There are no others."""
+        return ()
 
     @property
     def candidates(self) -> Sequence[Candidate]:
