@@ -37,7 +37,7 @@ Solve: TypeAlias = Callable[[Problem], Sequence[Solution]]
 Improve: TypeAlias = Callable[[Problem, Sequence[Solution], "int | None"], Sequence[Solution]]
 
 MAX_CANDIDATES = 48
-SEARCHED, IMPROVED = (0.5,), (0.25, 1.0)  # of the highest peak that the planner found: bytes of the holds
+SEARCHED, IMPROVED = (0.4, 0.6), (0.25, 1.0)  # of the highest peak that the planner found: bytes of the holds
 NARROWER, MAX_NARROWED = 0.97, 2  # holds that ask for less than the least plan; how many
 MANY = 12  # calls of a graph for which that is the least
 HELD_SECONDS = 0.15  # that a planner may search for each held problem, unless the problem says otherwise

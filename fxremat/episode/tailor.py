@@ -111,11 +111,11 @@ def tailored(
         found = settle_for(budget_bytes)
     except InfeasibleBudgetError:
         found = settle_for(None)
-    part, goal = LOWER, budget_bytes or 0
-    for _ in range(MAX_LOWER):
-        if part < LEAST_LOWER or found.peak_bytes <= goal:
+    part = LOWER
+    for _ in range(MAX_LOWER):  # the same goals whatever the budget is, so that the least can be asked for
+        if part < LEAST_LOWER or found.peak_bytes <= (budget_bytes or 0):
             break
-        is_asked = ask(chosen(found), max(goal, int(found.peak_bytes * (1 - part))))
+        is_asked = ask(chosen(found), int(found.peak_bytes * (1 - part)))
         lower = settle_for(None) if is_asked else found
         part = part / 2 if lower.peak_bytes >= found.peak_bytes else part
         found = min(found, lower, key=PEAK_AND_SECONDS)

@@ -218,7 +218,21 @@ def _is_highest(trace: Trace, plan: Candidate) -> bool:
 
 def _allowed(budget_bytes: int, graphs: Sequence[Graph], excess: float) -> int:
     """The predicted peak that a step may have."""
-    return int(budget_bytes * min(1 / excess, 1 - max(graph.margin for graph in graphs)))
+    return int(budget_bytes * _part(graphs, excess))
+
+
+def _part(graphs: Sequence[Graph], excess: float) -> float:
+    """The part of a budget that a predicted peak may take."""
+    return min(1 / excess, 1 - max(graph.margin for graph in graphs))
+
+
+def _least_budget(peak: int, graphs: Sequence[Graph], excess: float) -> int:
+    """The budget under which a predicted peak is just allowed."""
+    return (
+        peak
+        if _allowed(peak, graphs, excess) + SLACK_BYTES >= peak
+        else (math.ceil((peak - SLACK_BYTES + 1) / _part(graphs, excess)))
+    )
 
 
 def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
@@ -309,9 +323,13 @@ def _within(
         plans = tuple(each if call.graph in own else choices[call.graph][0] for call, each in pairs)
         found = _kept(plans, numbered, choices, allowed, at_most)
     if found is None:
-        plans, found = tailored(
-            numbered, choices, allowed, lambda number, plan, wanted: own[number].tailor(plan, wanted)
-        )
+        try:
+            plans, found = tailored(
+                numbered, choices, allowed, lambda number, plan, wanted: own[number].tailor(plan, wanted)
+            )
+        except InfeasibleBudgetError as error:
+            lowest = _least_budget(error.lowest_peak_bytes, list(own.values()), excess)
+            raise InfeasibleBudgetError(budget_bytes or 0, lowest, "the step") from None
     return Settled(
         plans,
         budget,

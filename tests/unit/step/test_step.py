@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fxremat.episode.room import Room
-from fxremat.episode.trace import Candidate
+from fxremat.episode.trace import Call, Candidate, Event, Trace
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.graph.schedule import Schedule
 from fxremat.options.options import Budget, Options
 from fxremat.plots.step import plot_step
 from fxremat.report.step_report import StepReport
 from fxremat.step.family import MAX_RECORDINGS
+from fxremat.step.settling import settled
 from fxremat.step.step import Episode, Run, Steps
 
 UNIT = 100_000  # bytes, so that what is allowed for rounding does not count
@@ -131,15 +132,17 @@ def test_fractions_are_of_the_steps_peak() -> None:
     assert lowest.peak_bytes == lowest.lowest_peak_bytes == report.lowest_peak_bytes
 
 
-def test_what_can_not_be_kept_is_refused_before_the_second_step() -> None:
-    """With the lowest peak, which then is kept; or the graphs run as without us."""
+@pytest.mark.parametrize("margin", [0.0, 0.03])
+def test_what_can_not_be_kept_is_refused_before_the_second_step(margin: float) -> None:
+    """With the least budget, which then is kept; or the graphs run as without us."""
     steps = Steps()
-    run_step(steps, [Made(0, 10 * UNIT)] * 3)
+    run_step(steps, [Made(0, 10 * UNIT, margin=margin)] * 3)
     with pytest.raises(InfeasibleBudgetError) as caught:
-        run_step(steps, [Made(0, 10 * UNIT)] * 3)
+        run_step(steps, [Made(0, 10 * UNIT, margin=margin)] * 3)
+    assert caught.value.budget_bytes == 10 * UNIT
     lowest = caught.value.lowest_peak_bytes
     allowed = Steps()
-    graphs = [Made(0, lowest)] * 3
+    graphs = [Made(0, lowest, margin=margin)] * 3
     run_step(allowed, graphs)
     run_step(allowed, graphs)
     assert allowed.reports()[0].peak_bytes <= lowest + 512
@@ -196,6 +199,40 @@ def test_each_budget_bounds_the_step_as_far_as_its_own_graphs_can() -> None:
     plans = run_step(steps, [wide, narrow])
     assert plans[0] == KEEPS
     assert plans[0].held_bytes + plans[1].backward_bytes <= 24 * UNIT + 512
+
+
+def test_graphs_with_larger_budgets_give_way_where_they_must() -> None:
+    """By its own budget the first keeps all, which leaves too little for the other's."""
+    steps = Steps()
+    graphs = [Made(0, 23 * UNIT), Made(1, 20 * UNIT)]
+    run_step(steps, graphs)
+    assert run_step(steps, graphs) == [HALF, KEEPS]
+    (report,) = steps.reports()
+    assert report.budget_bytes == 20 * UNIT >= report.peak_bytes
+
+
+def test_settled_plans_stay_unless_others_are_much_better() -> None:
+    """Nothing is looked for where the step's outside differs a little; too high plans don't stay."""
+    asked: list[Room] = []
+
+    class Asked(Made):
+        def tailor(self, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
+            asked.append(wanted)
+            return ()
+
+    def step(outside: int) -> Trace:
+        order = ((0, False), (1, False), (1, True), (0, True))
+        return Trace((Call(0), Call(0)), tuple(Event(*each, outside, outside) for each in order))
+
+    graphs = [Asked(0, 20 * UNIT)] * 2
+    first = settled(graphs, (DROPS, DROPS), step(0))
+    assert first.plans == (HALF, KEEPS) and asked
+    asked.clear()
+    again = settled(graphs, first.plans, step(UNIT), has_settled=True)
+    assert again.plans == first.plans and not asked
+    assert settled(graphs, (DROPS, KEEPS), step(0), has_settled=True).plans == first.plans and asked
+    lower = settled(graphs, first.plans, step(4 * UNIT), has_settled=True)
+    assert lower.plans == (DROPS, KEEPS)
 
 
 def test_what_is_outside_may_grow_with_the_inputs() -> None:
