@@ -107,21 +107,26 @@ def tailored(
                 wanted = wanted.without(above)  # for the caller's memory that plans hold, others than now
         return sum(map(len, at_hand.values())) > before
 
+    def lowered(goal: int) -> Settlement:
+        """The choice of least peak, asked for lower ones until it is low enough, or none are found."""
+        found, part = settle_for(None), LOWER
+        for _ in range(MAX_LOWER):  # the same whatever the goal is, so that what comes of it can be a budget
+            if part < LEAST_LOWER or found.peak_bytes <= goal:
+                break
+            is_asked = ask(chosen(found), int(found.peak_bytes * (1 - part)))
+            lower = settle_for(None) if is_asked else found
+            part = part / 2 if lower.peak_bytes >= found.peak_bytes else part
+            found = min(found, lower, key=PEAK_AND_SECONDS)
+        return found
+
+    if budget_bytes is None:
+        found = lowered(0)
+        return chosen(found), found
     try:
         found = settle_for(budget_bytes)
     except InfeasibleBudgetError:
-        found = settle_for(None)
-    part = LOWER
-    for _ in range(MAX_LOWER):  # the same goals whatever the budget is, so that the least can be asked for
-        if part < LEAST_LOWER or found.peak_bytes <= (budget_bytes or 0):
-            break
-        is_asked = ask(chosen(found), int(found.peak_bytes * (1 - part)))
-        lower = settle_for(None) if is_asked else found
-        part = part / 2 if lower.peak_bytes >= found.peak_bytes else part
-        found = min(found, lower, key=PEAK_AND_SECONDS)
-    if budget_bytes is None:
-        return chosen(found), found
-    found = settle_for(budget_bytes)
+        lowered(budget_bytes)
+        found = settle_for(budget_bytes)
     for _ in range(ROUNDS):
         if not ask(chosen(found), budget_bytes):
             break
