@@ -93,6 +93,8 @@ class Runner:
         self._prospects: Prospects
         self._is_stored = False
         self._problem: Problem | None = None
+        self._tailored: list[Candidate] = []
+        self._is_wary = False  # since tailored plans took more than was predicted
         self._ran: set[Schedule] = set()
 
     @property
@@ -237,9 +239,13 @@ class Runner:
         problem.rest()
         return found
 
-    @functools.cached_property
+    @property
     def candidates(self) -> Sequence[Candidate]:
-        """The plans to choose from."""
+        """The plans to choose from, those that were tailored among them."""
+        return (*self._candidates, *self._tailored)
+
+    @functools.cached_property
+    def _candidates(self) -> Sequence[Candidate]:
         if self._prospects.candidates:
             return self._prospects.candidates
         found = policy.candidates_of(self.planning_problem, self.options.planner)
@@ -253,12 +259,21 @@ class Runner:
             plan: The one in whose place another is wanted.
             wanted: The room.
         """
-        if self.options.planner != "auto":
+        if self.options.planner != "auto" or self._is_wary:
             return ()
         found = plans_for(self.planning_problem, self.candidates, plan, wanted, auto.improved)
         self.planning_problem.rest()
-        self.candidates = (*self.candidates, *found)
+        self._tailored += found
         return found
+
+    def is_tailored(self, plan: Candidate) -> bool:
+        """Whether a plan is none of the candidates that were there before its step was known."""
+        return any(each.schedule == plan.schedule for each in self._tailored)
+
+    def be_wary(self) -> None:
+        """Have no tailored plans from now on."""
+        self._tailored.clear()
+        self._is_wary = True
 
     def policy_of(self, plan: Candidate) -> str:
         """The text of the policy that a plan was compiled under."""

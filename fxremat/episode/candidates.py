@@ -5,8 +5,8 @@ graphs run, and its forward and its backward have peaks of their own, at differe
 plans that no other beats in all of these are found in four ways:
 
 1. the graph's own planner is asked for the problem as it is, whose plans have low peaks;
-2. and for a held problem (``hold.py``), whose plans hold less;
-3. what is found is improved for held problems of other sizes: the larger the hold, the less plans hold;
+2. and for held problems (``hold.py``), whose plans hold less, the less the larger the hold;
+3. what is found is improved by the whole memory model for holds of other sizes;
 4. and one plan holds nothing but what the backward cannot have again from the inputs.
 
 They are a coarse frontier: what a step needs of it in detail is looked for when it has settled
