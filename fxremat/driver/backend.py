@@ -23,7 +23,8 @@ from fxremat.driver.compilation import Compilation
 from fxremat.driver.correction import PlanAgain
 from fxremat.driver.partitioner import Partitioner
 from fxremat.driver.policy import alone
-from fxremat.driver.runner import AnySizes, Runner
+from fxremat.driver.runner import Runner
+from fxremat.driver.sizes import AnySizes
 from fxremat.emit.writes import guarded
 from fxremat.graph.nodes import STEP
 from fxremat.inductor.images import arrange_images

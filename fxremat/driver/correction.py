@@ -133,6 +133,14 @@ class Correction:
         """What the code of the plan holds, as far as it was read."""
         return max(memory.peak_bytes for _, memory in self._codes)
 
+    @property
+    def surprises(self) -> tuple[tuple[GeneratedCode, CodeMemory], ...]:
+        """The code of a plan that a step has settled for, if it holds more than was predicted."""
+        if self.choice is None or not self._codes or not isinstance(self.policy, Given):
+            return ()
+        is_higher = self.peak_bytes > (1 + OFF) * self.choice.solution.peak_bytes
+        return tuple(self._codes) if is_higher else ()
+
     def take(self, code: GeneratedCode, memory: CodeMemory) -> None:
         """Hold what the code of one of the two graphs says of its memory against the budget.
 

@@ -3,9 +3,6 @@
 What Dynamo calls. Each call runs the plan that the step has for it (``step/step.py``), and a plan is compiled
 when a call runs it for the first time: by then Dynamo has made sure that the world is as it was when the
 graph was traced.
-
-A graph with symbolic sizes has a Runner for each of a few sizes (``AnySizes``), since a plan takes what it
-was planned for at most where sizes are no larger.
 """
 
 from __future__ import annotations
@@ -14,11 +11,9 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import math
-import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,8 +29,9 @@ from fxremat.episode.candidates import candidate
 from fxremat.episode.room import Room
 from fxremat.episode.tailor import plans_for
 from fxremat.episode.trace import Candidate, Prospects
-from fxremat.errors import FxrematError, InfeasibleBudgetError
-from fxremat.graph.schedule import Schedule
+from fxremat.errors import FxrematError, InfeasibleBudgetError, ScheduleError
+from fxremat.graph.schedule import Schedule, bind
+from fxremat.inductor.learning import learn
 from fxremat.options.options import Options, is_size, resolve_budget
 from fxremat.planners import auto
 from fxremat.predict.problem import Problem
@@ -94,7 +90,9 @@ class Runner:
         self._is_stored = False
         self._problem: Problem | None = None
         self._tailored: list[Candidate] = []
-        self._is_wary = False  # since tailored plans took more than was predicted
+        self._heard: set[Schedule] = set()  # the plans whose code has been looked at
+        self._learnt = False  # whether anything was learnt from that
+        self._seen: dict[Schedule, Candidate] = {}  # plans as they are known since
         self._ran: set[Schedule] = set()
 
     @property
@@ -241,8 +239,8 @@ class Runner:
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """The plans to choose from, those that were tailored among them."""
-        return (*self._candidates, *self._tailored)
+        """The plans to choose from, those that were tailored among them, as far as they are known by now."""
+        return tuple(map(self.seen, (*self._candidates, *self._tailored)))
 
     @functools.cached_property
     def _candidates(self) -> Sequence[Candidate]:
@@ -259,21 +257,38 @@ class Runner:
             plan: The one in whose place another is wanted.
             wanted: The room.
         """
-        if self.options.planner != "auto" or self._is_wary:
+        if self.options.planner != "auto":
             return ()
         found = plans_for(self.planning_problem, self.candidates, plan, wanted, auto.improved)
         self.planning_problem.rest()
         self._tailored += found
         return found
 
-    def is_tailored(self, plan: Candidate) -> bool:
-        """Whether a plan is none of the candidates that were there before its step was known."""
-        return any(each.schedule == plan.schedule for each in self._tailored)
+    def seen(self, plan: Candidate) -> Candidate:
+        """A plan with what is known of it since the code of plans has shown more than was predicted."""
+        self._learn()
+        if not self._learnt:
+            return plan
+        if plan.schedule not in self._seen:
+            problem = self.planning_problem
+            self._seen[plan.schedule] = candidate(problem, problem.evaluate(plan.schedule, "auto"))
+            problem.rest()
+        return self._seen[plan.schedule]
 
-    def be_wary(self) -> None:
-        """Have no tailored plans from now on."""
-        self._tailored.clear()
-        self._is_wary = True
+    def _learn(self) -> None:
+        """Take in what the code of settled plans has shown, if that is more than was predicted."""
+        if self._problem is None:
+            return  # plans are not weighed yet, and to trace the graph again is no matter of now
+        shown = {each: variant.compilation.correction.surprises for each, variant in self.variants.items()}
+        for schedule in [each for each, codes in shown.items() if codes and each not in self._heard]:
+            self._heard.add(schedule)
+            problem = self._problem
+            with contextlib.suppress(ScheduleError):  # a compiler may have settled a size that was dynamic
+                taught = learn(problem.graph, bind(problem.graph, schedule), shown[schedule])
+                if taught is not problem.graph:
+                    self._problem = replace(problem, graph=taught, _latest={})
+                    self._learnt = True
+                    self._seen.clear()
 
     def policy_of(self, plan: Candidate) -> str:
         """The text of the policy that a plan was compiled under."""
@@ -370,67 +385,6 @@ class Runner:
     def fallbacks(self) -> list[str]:
         """Why PyTorch's partitioner took over, each time."""
         return [reason for each in self.variants.values() for reason in each.compilation.fallbacks]
-
-
-class AnySizes:
-    """A graph with symbolic sizes, planned for a few of them; each call runs what is planned for no less.
-
-    Under a budget that is no number of bytes the first plans serve all sizes. Else, where sizes grow beyond
-    all that is planned for, the next are planned that are larger by a part, so that sizes which creep up do
-    not mean a compilation each; the very sizes, if no plan fits larger ones.
-
-    Attributes:
-        runners: By their sizes, the smaller first.
-    """
-
-    def __init__(self, origin: compilers.Origin, first: Runner) -> None:
-        self._origin = origin
-        self._symbols = origin.symbols
-        traced = tuple(graphs.hint(origin.inputs[place]) or 0 for place in self._symbols)
-        self.runners = {traced: first}
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the graph with what is planned for inputs as large as these."""
-        sizes = tuple(int(inputs[place]) for place in self._symbols)
-        for planned, runner in self.runners.items():
-            if not runner.has_limit or all(map(operator.le, sizes, planned)):
-                return runner.call(inputs, math.prod(planned) / max(1, math.prod(sizes)))
-        self._plan_for_larger(sizes)
-        return self(*inputs)
-
-    def _plan_for_larger(self, sizes: tuple[int, ...]) -> None:
-        for each in (tuple(map(_rounded_up, sizes)), sizes):
-            named = dict(zip(self._symbols.values(), each, strict=True))
-            runner = next(iter(self.runners.values())).resized(named)
-            try:
-                with self._origin.resumed():
-                    runner.compile_first()
-            except InfeasibleBudgetError:
-                if each == sizes:
-                    raise
-                continue
-            self.runners[each] = runner
-            break
-        self.runners = dict(sorted(self.runners.items(), key=lambda each: math.prod(each[0])))
-
-    @property
-    def reports(self) -> list[Report]:
-        """The reports of its compiled plans."""
-        return [report for each in self.runners.values() for report in each.reports]
-
-    @property
-    def fallbacks(self) -> list[str]:
-        """Why PyTorch's partitioner took over, each time."""
-        return [reason for each in self.runners.values() for reason in each.fallbacks]
-
-
-def _rounded_up(size: int) -> int:
-    """The next size of four in each octave.
-
-    >>> [_rounded_up(size) for size in (1, 5, 100, 128, 129)]
-    [1, 5, 107, 128, 152]
-    """
-    return max(size, math.floor(2 ** (math.ceil(4 * math.log2(max(1, size))) / 4)))
 
 
 def _follow(episode: Episode, run: Run, node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

@@ -198,7 +198,8 @@ class Family:
         if known is not None:
             self._keep(known, self.shapes[self.latest].plans)
         calls = self.calls()
-        graphs, plans = [each.graph for each in calls], plans_of(calls)
+        graphs = [each.graph for each in calls]
+        plans = tuple(each.graph.seen(each.plan) for each in calls)
         if self.stored is not None and all(each.stored is not None for each in calls):
             found = as_stored(graphs, plans, self.trace(is_grown=False), self.excess(), self.stored)
             if found is not None:

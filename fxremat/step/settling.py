@@ -27,7 +27,6 @@ from fxremat.step.stored import Figures
 
 USED = 0.95  # of what is allowed: a plan with a lower peak than that is taken if it costs no time
 SLACK_BYTES = 512  # that a step may take beyond its budget, to which CUDA's allocator rounds every block
-TRUSTED = 1.03  # times more than predicted: plans of a step that takes more are not tailored
 ALIKE = 0.01  # by how much better, in parts, others are that take the place of plans which are settled for
 OTHERS = -1  # the number of the first graph whose plan stays as it is; that of the next is one less
 
@@ -81,11 +80,8 @@ class Graph(Protocol):
             wanted: The room.
         """
 
-    def is_tailored(self, plan: Candidate) -> bool:
-        """Whether a plan is none of the candidates that were there before its step was known."""
-
-    def be_wary(self) -> None:
-        """Have no tailored plans from now on."""
+    def seen(self, plan: Candidate) -> Candidate:
+        """A plan with what is known of it since the code of plans has shown more than was predicted."""
 
     def plan_within(self, allowed_bytes: int, peak: Callable[[Candidate], int]) -> Candidate:
         """The plan for a step in which nothing else is planned.
@@ -156,11 +152,6 @@ def settled(
             size, lowest = resolve_budget(budget, baseline_bytes), peak_bytes(trace, [plan])
             return Settled((plan,), budget, size, baseline_bytes, seconds, lowest, plan.seconds)
     kept = plans if has_settled else None
-    pairs = list(zip(graphs, plans, strict=True))
-    if has_settled and excess > TRUSTED and any(graph.is_tailored(plan) for graph, plan in pairs):
-        for graph in graphs:
-            graph.be_wary()
-        kept, excess = None, 1.0  # which was that of other plans
     budgets = _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes)
     for place, budget in enumerate(budgets):
         found = _bounded(budget, budgets[:place], graphs, trace, found, excess, kept)

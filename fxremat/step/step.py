@@ -251,7 +251,7 @@ class Episode:
         calls = tuple(run.known for run in self.runs)
         events = tuple((calls[position], is_backward) for position, is_backward in self.events)
         signature = self.accumulates, events
-        plans = tuple(run.plan for run in self.runs)
+        plans = tuple(run.known.graph.seen(run.plan) for run in self.runs)
         growth = max(run.growth for run in self.runs)
         found = learnt(trace, measured if self.is_measured else None, plans)
         is_new = self.is_rehearsed or any(run.is_first for run in self.runs)

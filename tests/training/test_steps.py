@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,14 @@ from training import compiled
 
 import fxremat
 from fxremat import InfeasibleBudgetError, StepReport
+from fxremat.driver import runner
+from fxremat.driver.correction import Correction
+from fxremat.driver.runner import Runner
 from fxremat.graph.collector import collector_paused
+from fxremat.graph.joint import JointGraph
+from fxremat.graph.schedule import Binding
 from fxremat.measure import measure_peak
+from fxremat.step.step import steps
 
 WIDTH, ROWS = 16, 64
 SLACK_BYTES = 512  # that a step may take beyond its budget
@@ -278,6 +285,32 @@ def test_a_smaller_budget_takes_no_more(program: Callable[[Wrap], Built]) -> Non
     """Down to the least, than which no budget does better."""
     peaks = [max(each.peak_bytes for each in learnt(program, budget=b)[1]) for b in (0.7, "min")]
     assert peaks == sorted(peaks, reverse=True)
+
+
+def test_what_code_shows_of_settled_plans_is_known_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan's code is looked at once; all plans of the graph are weighed with what it shows."""
+    extra, heard = 1 << 20, []
+
+    def taught(graph: JointGraph, binding: Binding, codes: object) -> JointGraph:
+        heard.append(binding)
+        scratch = graph.scratch_bytes or (0,) * len(graph.nodes)
+        return replace(graph, scratch_bytes=tuple(size + extra for size in scratch))
+
+    found, _ = learnt(blocks_one_by_one, budget=0.7)
+    graphs = {known.graph for family in steps.families.values() for known in family.calls()}
+    graph = next(each for each in graphs if each.options.budget == 0.7 and isinstance(each, Runner))
+    before = graph.candidates
+    assert [graph.seen(each) for each in before] == list(before)
+    monkeypatch.setattr(runner, "learn", taught)
+    monkeypatch.setattr(Correction, "surprises", property(lambda self: ("code",)))
+    for _ in range(2):
+        seen = graph.candidates
+        assert [each.schedule for each in seen] == [each.schedule for each in before]
+        assert all(new.forward_bytes > old.forward_bytes for new, old in zip(seen, before, strict=True))
+        assert all(new.backward_bytes > old.backward_bytes for new, old in zip(seen, before, strict=True))
+        assert all(new.held_bytes == old.held_bytes for new, old in zip(seen, before, strict=True))
+        assert len(heard) == len(graph.variants)
+    step_alike(found, blocks_one_by_one(lambda module: module))
 
 
 # --- What is refused ----------------------------------------------------------------------------------

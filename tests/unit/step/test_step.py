@@ -81,9 +81,9 @@ class Made:
         """There are no others."""
         return ()
 
-    def is_tailored(self, plan: Candidate) -> bool:
-        """None is."""
-        return False
+    def seen(self, plan: Candidate) -> Candidate:
+        """No code has shown anything."""
+        return plan
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -237,33 +237,6 @@ def test_settled_plans_stay_unless_others_are_much_better() -> None:
     assert settled(graphs, (DROPS, KEEPS), step(0), has_settled=True).plans == first.plans and asked
     lower = settled(graphs, first.plans, step(4 * UNIT), has_settled=True)
     assert lower.plans == (DROPS, KEEPS)
-
-
-def test_tailored_plans_that_take_too_much_are_given_up() -> None:
-    """And the step settles for candidates, which are believed until they run."""
-    tailored = plan("tailored", 1.1, 5, 9, 9)
-    wary: list[bool] = []
-
-    class Tailoring(Made):
-        def tailor(self, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
-            return () if wary else [tailored]
-
-        def is_tailored(self, plan: Candidate) -> bool:
-            return plan == tailored
-
-        def be_wary(self) -> None:
-            wary.append(True)
-
-    order = ((0, False), (1, False), (1, True), (0, True))
-    trace = Trace((Call(0), Call(1)), tuple(Event(*each, 0, 0) for each in order))
-    graphs = [Tailoring(0, "min"), Made(1, "min")]
-    first = settled(graphs, (DROPS, DROPS), trace)
-    assert settled(graphs, first.plans, trace, 1.02, has_settled=True).plans == first.plans
-    assert not wary
-    graphs = [Tailoring(0, 17 * UNIT)] * 2
-    assert settled(graphs, (DROPS, DROPS), trace).plans == (tailored, KEEPS)
-    found = settled(graphs, (tailored, KEEPS), trace, 1.5, has_settled=True)
-    assert wary and found.plans == (HALF, KEEPS)
 
 
 def test_what_is_outside_may_grow_with_the_inputs() -> None:
