@@ -225,7 +225,8 @@ def cautious(plans: Sequence[Candidate], room_bytes: int | None) -> Candidate:
 
 def candidates_of(problem: Problem, planner: GivenPlanner) -> tuple[Candidate, ...]:
     """The plans of a graph that a step chooses from."""
-    improve = auto.improved if planner == "auto" else None
+    fuses = problem.model.on(problem.graph).fuses  # else the condensed graph is exact
+    improve = auto.improved if planner == "auto" and fuses else None
     return candidates(problem, lambda each: solve(each, planner), improve)
 
 
