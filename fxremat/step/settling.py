@@ -18,7 +18,7 @@ import torch
 
 from fxremat.episode.room import Room
 from fxremat.episode.settle import Settlement, settle
-from fxremat.episode.tailor import Candidates, tailored
+from fxremat.episode.tailor import Candidates, Tailor, tailored
 from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.options.options import Budget, Options, resolve_budget
@@ -267,6 +267,16 @@ def _kept(
     return None if is_better else replace(found, peak_bytes=peak, seconds=seconds)
 
 
+def _tailored(
+    trace: Trace, choices: Candidates, allowed: int | None, tailor: Tailor
+) -> tuple[tuple[Candidate, ...], Settlement]:
+    """As ``tailored``, without what is allowed for rounding where plans do without."""
+    if allowed is not None:
+        with contextlib.suppress(InfeasibleBudgetError):
+            return tailored(trace, choices, allowed - SLACK_BYTES, tailor)
+    return tailored(trace, choices, allowed, tailor)
+
+
 def _bounded(
     budget: Budget,
     larger: Sequence[Budget],
@@ -325,7 +335,7 @@ def _within(
         found = _kept(plans, numbered, choices, allowed, at_most)
     if found is None:
         try:
-            plans, found = tailored(
+            plans, found = _tailored(
                 numbered, choices, allowed, lambda number, plan, wanted: own[number].tailor(plan, wanted)
             )
         except InfeasibleBudgetError as error:
