@@ -12,18 +12,20 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from fxremat.episode.room import Room
 from fxremat.episode.settle import Settlement, settle
-from fxremat.episode.tailor import Candidates, Tailor, tailored
+from fxremat.episode.tailor import Candidates, tailored
 from fxremat.episode.trace import Call, Candidate, Trace, peak_bytes, timeline
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.options.options import Budget, Options, resolve_budget
 from fxremat.report.report import Report
 from fxremat.step.stored import Figures
+
+Found = TypeVar("Found")
 
 USED = 0.95  # of what is allowed: a plan with a lower peak than that is taken if it costs no time
 SLACK_BYTES = 512  # that a step may take beyond its budget, to which CUDA's allocator rounds every block
@@ -243,7 +245,12 @@ def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
 
 
 def _kept(
-    plans: tuple[Candidate, ...], trace: Trace, choices: Candidates, allowed: int | None, at_most: float
+    plans: tuple[Candidate, ...],
+    trace: Trace,
+    choices: Candidates,
+    allowed: int | None,
+    at_most: float,
+    is_exact: bool,
 ) -> Settlement | None:
     """What is to be said of plans that are settled for and stay; None if they don't.
 
@@ -253,12 +260,13 @@ def _kept(
         choices: The candidates of each graph.
         allowed: The predicted peak that other plans may have; None for the least.
         at_most: That which these may have.
+        is_exact: Whether nothing is left free for the error of a prediction.
     """
     peak, seconds = peak_bytes(trace, plans), sum(each.seconds for each in plans)
     if peak > at_most:
         return None
     try:
-        found = settle(trace, choices, allowed)
+        found = _spared(lambda size: settle(trace, choices, size), allowed, is_exact)
     except InfeasibleBudgetError:
         return None
     is_better = found.seconds < seconds * (1 - ALIKE)
@@ -267,14 +275,15 @@ def _kept(
     return None if is_better else replace(found, peak_bytes=peak, seconds=seconds)
 
 
-def _tailored(
-    trace: Trace, choices: Candidates, allowed: int | None, tailor: Tailor
-) -> tuple[tuple[Candidate, ...], Settlement]:
-    """As ``tailored``, without what is allowed for rounding where plans do without."""
-    if allowed is not None:
+def _spared(find: Callable[[int | None], Found], allowed: int | None, is_exact: bool) -> Found:
+    """What is found without the bytes that are allowed for rounding; with them, where nothing is.
+
+    They matter where nothing of a budget is left free for the error of a prediction.
+    """
+    if allowed is not None and is_exact:
         with contextlib.suppress(InfeasibleBudgetError):
-            return tailored(trace, choices, allowed - SLACK_BYTES, tailor)
-    return tailored(trace, choices, allowed, tailor)
+            return find(allowed - SLACK_BYTES)
+    return find(allowed)
 
 
 def _bounded(
@@ -326,18 +335,21 @@ def _within(
             number = OTHERS - position
             choices[number] = (before.plans[position],)
         calls.append(Call(number, call.charges))
+    is_exact = all(graph.margin == 0 for graph in own.values())
     numbered = Trace(tuple(calls), trace.events, trace.after_bytes)
     found = None
     if kept is not None:
         at_most = math.inf if budget_bytes is None else budget_bytes / excess + SLACK_BYTES
         pairs = zip(calls, kept, strict=True)
         plans = tuple(each if call.graph in own else choices[call.graph][0] for call, each in pairs)
-        found = _kept(plans, numbered, choices, allowed, at_most)
+        found = _kept(plans, numbered, choices, allowed, at_most, is_exact)
     if found is None:
+
+        def tailor(number: int, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
+            return own[number].tailor(plan, wanted)
+
         try:
-            plans, found = _tailored(
-                numbered, choices, allowed, lambda number, plan, wanted: own[number].tailor(plan, wanted)
-            )
+            plans, found = _spared(lambda size: tailored(numbered, choices, size, tailor), allowed, is_exact)
         except InfeasibleBudgetError as error:
             lowest = _least_budget(error.lowest_peak_bytes, list(own.values()), excess)
             raise InfeasibleBudgetError(budget_bytes or 0, lowest, "the step") from None
