@@ -224,9 +224,12 @@ def cautious(plans: Sequence[Candidate], room_bytes: int | None) -> Candidate:
 
 
 def candidates_of(problem: Problem, planner: GivenPlanner) -> tuple[Candidate, ...]:
-    """The plans of a graph that a step chooses from."""
-    fuses = problem.model.on(problem.graph).fuses  # else the condensed graph is exact
-    improve = auto.improved if planner == "auto" and fuses else None
+    """The plans of a graph that a step chooses from.
+
+    They are improved by the whole memory model where the planner's own are.
+    """
+    improves = planner == "auto" and problem.model.on(problem.graph).fuses
+    improve = auto.improved if improves else None
     return candidates(problem, lambda each: solve(each, planner), improve)
 
 

@@ -91,8 +91,8 @@ class Runner:
         self._problem: Problem | None = None
         self._tailored: list[Candidate] = []
         self._heard: set[Schedule] = set()  # the plans whose code has been looked at
-        self._learnt = False  # whether anything was learnt from that
-        self._seen: dict[Schedule, Candidate] = {}  # plans as they are known since
+        self._has_learnt = False  # whether that has shown anything
+        self._weighed: dict[Schedule, Candidate] = {}  # plans as they are known since
         self._ran: set[Schedule] = set()
 
     @property
@@ -240,7 +240,7 @@ class Runner:
     @property
     def candidates(self) -> Sequence[Candidate]:
         """The plans to choose from, those that were tailored among them, as far as they are known by now."""
-        return tuple(map(self.seen, (*self._candidates, *self._tailored)))
+        return self._known([*self._candidates, *self._tailored])
 
     @functools.cached_property
     def _candidates(self) -> Sequence[Candidate]:
@@ -266,29 +266,35 @@ class Runner:
 
     def seen(self, plan: Candidate) -> Candidate:
         """A plan with what is known of it since the code of plans has shown more than was predicted."""
+        (found,) = self._known([plan])
+        return found
+
+    def _known(self, plans: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Plans with what is known of them by now."""
         self._learn()
-        if not self._learnt:
-            return plan
-        if plan.schedule not in self._seen:
-            problem = self.planning_problem
-            self._seen[plan.schedule] = candidate(problem, problem.evaluate(plan.schedule, "auto"))
-            problem.rest()
-        return self._seen[plan.schedule]
+        if not self._has_learnt:
+            return plans
+        problem = self.planning_problem
+        for plan in plans:
+            if plan.schedule not in self._weighed:
+                found = candidate(problem, problem.evaluate(plan.schedule, "auto"))
+                self._weighed[plan.schedule] = found
+        problem.rest()
+        return [self._weighed[plan.schedule] for plan in plans]
 
     def _learn(self) -> None:
         """Take in what the code of settled plans has shown, if that is more than was predicted."""
-        if self._problem is None:
-            return  # plans are not weighed yet, and to trace the graph again is no matter of now
-        shown = {each: variant.compilation.correction.surprises for each, variant in self.variants.items()}
-        for schedule in [each for each, codes in shown.items() if codes and each not in self._heard]:
+        for schedule, variant in self.variants.items():
+            problem, shown = self._problem, variant.compilation.correction.surprises
+            if problem is None or not shown or schedule in self._heard:
+                continue  # without a problem no plan is weighed, and the graph is not traced for this alone
             self._heard.add(schedule)
-            problem = self._problem
             with contextlib.suppress(ScheduleError):  # a compiler may have settled a size that was dynamic
-                taught = learn(problem.graph, bind(problem.graph, schedule), shown[schedule])
+                taught = learn(problem.graph, bind(problem.graph, schedule), shown)
                 if taught is not problem.graph:
                     self._problem = replace(problem, graph=taught, _latest={})
-                    self._learnt = True
-                    self._seen.clear()
+                    self._has_learnt = True
+                    self._weighed.clear()
 
     def policy_of(self, plan: Candidate) -> str:
         """The text of the policy that a plan was compiled under."""

@@ -34,7 +34,7 @@ from fxremat.memory.lowering import Lowering
 from fxremat.predict.problem import Problem, Solution, pareto
 
 Solve: TypeAlias = Callable[[Problem], Sequence[Solution]]
-Improve: TypeAlias = Callable[[Problem, Sequence[Solution], "int | None"], Sequence[Solution]]
+Improve: TypeAlias = Callable[[Problem, Sequence[Solution], int | None], Sequence[Solution]]
 
 MAX_CANDIDATES = 48
 SEARCHED, IMPROVED = (0.4, 0.6), (0.25, 1.0)  # of the highest peak that the planner found: bytes of the holds

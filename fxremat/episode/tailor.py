@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 from fxremat.episode.candidates import Improve, fresh
@@ -84,87 +83,99 @@ def tailored(
     Raises:
         InfeasibleBudgetError: No choice fits.
     """
-    at_hand = {graph: list(each) for graph, each in candidates.items()}
-    settle_for = partial(settle, trace, at_hand)
+    tailoring = _Tailoring(trace, candidates, tailor)
+    found = tailoring.lowest(0) if budget_bytes is None else tailoring.within(budget_bytes)
+    return tailoring.plans(found), found
 
-    def chosen(found: Settlement) -> tuple[Candidate, ...]:
-        return tuple(at_hand[call.graph][plan] for call, plan in zip(trace.calls, found.plans, strict=True))
 
-    def ask(plans: Sequence[Candidate], budget: int) -> bool:
-        """Ask for plans in place of those that could be better; whether there are any."""
-        before = sum(map(len, at_hand.values()))
-        worth = _worth(trace, plans, candidates, budget)
-        for graph, plan in progress(worth, "fitting plans into the step"):
-            members = _members(trace, plans, graph, plan)
-            wanted = room(trace, plans, members, budget)
-            for _ in range(LOOKS):
-                found = tailor(graph, plan, wanted)
-                at_hand[graph] += found
-                fitting = [each for each in found if wanted.has(each)]
-                above = min((_peak(trace, plans, members, each) - budget for each in fitting), default=0)
-                if above <= 0:
-                    break
-                wanted = wanted.without(above)  # for the caller's memory that plans hold, others than now
-        return sum(map(len, at_hand.values())) > before
+class _Tailoring:
+    """An episode that is settled with more and more plans."""
 
-    def lowered(goal: int) -> Settlement:
-        """The choice of least peak, asked for lower ones until it is low enough, or none are found."""
-        found, part = settle_for(None), LOWER
-        for _ in range(MAX_LOWER):  # the same whatever the goal is, so that what comes of it can be a budget
-            if part < LEAST_LOWER or found.peak_bytes <= goal:
+    def __init__(self, trace: Trace, candidates: Candidates, tailor: Tailor) -> None:
+        self.trace = trace
+        self.tailor = tailor
+        self.at_hand = {graph: list(each) for graph, each in candidates.items()}
+
+    def within(self, budget: int) -> Settlement:
+        """The choice of least time within a budget.
+
+        Raises:
+            InfeasibleBudgetError: No choice fits.
+        """
+        try:
+            found = settle(self.trace, self.at_hand, budget)
+        except InfeasibleBudgetError:
+            self.lowest(budget)
+            found = settle(self.trace, self.at_hand, budget)
+        for _ in range(ROUNDS):
+            if not self._ask(self.plans(found), budget):
                 break
-            is_asked = ask(chosen(found), int(found.peak_bytes * (1 - part)))
-            lower = settle_for(None) if is_asked else found
+            before, found = found, settle(self.trace, self.at_hand, budget)
+            if found.seconds >= before.seconds:
+                found = replace(
+                    found, plans=before.plans, peak_bytes=before.peak_bytes, seconds=before.seconds
+                )
+            if found.seconds > before.seconds * (1 - GAIN):
+                break
+        return found
+
+    def lowest(self, enough: int) -> Settlement:
+        """The choice of least peak; lower ones are asked for until it is low enough, or none are found."""
+        found, part = settle(self.trace, self.at_hand, None), LOWER
+        for _ in range(MAX_LOWER):  # the same whatever is enough, so that what comes of it can be a budget
+            if part < LEAST_LOWER or found.peak_bytes <= enough:
+                break
+            is_asked = self._ask(self.plans(found), int(found.peak_bytes * (1 - part)))
+            lower = settle(self.trace, self.at_hand, None) if is_asked else found
             part = part / 2 if lower.peak_bytes >= found.peak_bytes else part
             found = min(found, lower, key=PEAK_AND_SECONDS)
         return found
 
-    if budget_bytes is None:
-        found = lowered(0)
-        return chosen(found), found
-    try:
-        found = settle_for(budget_bytes)
-    except InfeasibleBudgetError:
-        lowered(budget_bytes)
-        found = settle_for(budget_bytes)
-    for _ in range(ROUNDS):
-        if not ask(chosen(found), budget_bytes):
-            break
-        before, found = found, settle_for(budget_bytes)
-        if found.seconds >= before.seconds:
-            found = replace(found, plans=before.plans, peak_bytes=before.peak_bytes, seconds=before.seconds)
-        if found.seconds > before.seconds * (1 - GAIN):
-            break
-    return chosen(found), found
+    def plans(self, found: Settlement) -> tuple[Candidate, ...]:
+        """The plans of a choice."""
+        pairs = zip(self.trace.calls, found.plans, strict=True)
+        return tuple(self.at_hand[call.graph][plan] for call, plan in pairs)
 
+    def _ask(self, plans: Sequence[Candidate], budget: int) -> bool:
+        """Ask for plans in place of those that could be better; whether there are any."""
+        before = sum(map(len, self.at_hand.values()))
+        worth = self._worth(plans, budget)
+        for (graph, plan), members in progress(worth.items(), "fitting plans into the step"):
+            wanted = room(self.trace, plans, members, budget)
+            for _ in range(LOOKS):
+                found = self.tailor(graph, plan, wanted)
+                self.at_hand[graph] += found
+                fitting = [each for each in found if wanted.has(each)]
+                above = min((self._peak(plans, members, each) - budget for each in fitting), default=0)
+                if above <= 0:
+                    break
+                wanted = wanted.without(above)  # for the caller's memory that plans hold, others than now
+        return sum(map(len, self.at_hand.values())) > before
 
-def _members(trace: Trace, plans: Sequence[Candidate], graph: int, plan: Candidate) -> set[int]:
-    """The calls of a graph that have a plan."""
-    calls = zip(trace.calls, plans, strict=True)
-    return {index for index, (call, each) in enumerate(calls) if call.graph == graph and each is plan}
+    def _worth(self, plans: Sequence[Candidate], budget: int) -> dict[tuple[int, Candidate], set[int]]:
+        """The plans that others are worth being looked for, by graph, and the calls that have them.
 
+        Where the peak is above the budget they are those that have a part in that; else those with the most
+        seconds to be had come first.
+        """
+        high = [each for each in timeline(self.trace, plans) if each.peak_bytes > budget]
+        to_blame = {call for each in high for call in (*each.held_bytes, each.call)}
+        members: dict[tuple[int, Candidate], set[int]] = {}
+        for index, (call, plan) in enumerate(zip(self.trace.calls, plans, strict=True)):
+            members.setdefault((call.graph, plan), set()).add(index)
 
-def _peak(trace: Trace, plans: Sequence[Candidate], members: Collection[int], plan: Candidate) -> int:
-    """The peak with another plan for some calls."""
-    return peak_bytes(trace, [plan if index in members else each for index, each in enumerate(plans)])
+        def lost(graph: int, plan: Candidate) -> float:
+            least = min(each.seconds for each in self.at_hand[graph])
+            return len(members[graph, plan]) * (plan.seconds - least)
 
+        def is_worth(graph: int, plan: Candidate) -> bool:
+            is_part = not members[graph, plan].isdisjoint(to_blame) if high else lost(graph, plan) > 0.0
+            return is_part and len(self.at_hand[graph]) > 1
 
-def _worth(
-    trace: Trace, plans: Sequence[Candidate], candidates: Candidates, budget: int
-) -> list[tuple[int, Candidate]]:
-    """The plans that others are worth being looked for, by their graphs: the most seconds to be had first.
+        ranked = sorted(members, key=lambda each: -lost(*each))
+        return {each: members[each] for each in ranked if is_worth(*each)}
 
-    Where the peak is above the budget they are those that have a part in that.
-    """
-    moments = [each for each in timeline(trace, plans) if each.peak_bytes > budget]
-    if moments:
-        calls = {call for each in moments for call in (*each.held_bytes, each.call) if call is not None}
-    else:
-        calls = set(range(len(plans)))
-    lost: dict[tuple[int, Candidate], float] = {}
-    for index in sorted(calls):
-        graph, plan = trace.calls[index].graph, plans[index]
-        own = plan.seconds - min(each.seconds for each in candidates[graph])
-        if len(candidates[graph]) > 1 and (own > 0.0 or moments):
-            lost[graph, plan] = lost.get((graph, plan), 0.0) + own
-    return sorted(lost, key=lambda each: -lost[each])
+    def _peak(self, plans: Sequence[Candidate], members: Collection[int], plan: Candidate) -> int:
+        """The peak with another plan for some calls."""
+        replaced = [plan if index in members else each for index, each in enumerate(plans)]
+        return peak_bytes(self.trace, replaced)

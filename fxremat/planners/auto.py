@@ -88,12 +88,12 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         )
         found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_SEEMING]]
     found += [default, *_proved(problem, len(condensed.operators))]
-    if fuses and problem.budgets != ():  # else the condensed graph has said all
+    if fuses and problem.budgets is None:  # else the condensed graph has to do
+        found = improved(problem, found, None)
+    elif fuses and problem.budgets:
         found += lower(problem, found, round(LOWERED * tries))
-        for budget in problem.budgets or ():
+        for budget in problem.budgets:
             found += refine_around(problem, found, budget, round(AROUND * tries))
-        if problem.budgets is None:
-            found += _refined(problem, found, tries)
     return (default, *pareto(found))
 
 
@@ -106,18 +106,14 @@ def improved(problem: Problem, known: Sequence[Solution], budget: int | None) ->
         known: Plans of it.
         budget: Bytes; None for plans of all peaks.
     """
-    tries, found = _tries(problem, len(problem.graph.nodes)), list(known)
+    nodes = len(problem.graph.nodes)
+    tries, found = _tries(problem, nodes), list(known)
     if budget is None or min(each.peak_bytes for each in known) > budget:
         found += lower(problem, found, round(LOWERED * tries))
-    if budget is None:
-        return found + _refined(problem, found, tries)
-    return refine_around(problem, found, budget, round(AROUND * tries))
-
-
-def _refined(problem: Problem, known: Sequence[Solution], tries: int) -> list[Solution]:
-    """Plans of all peaks that come of others."""
-    part = min(1.0, REFINED_NODES / max(1, len(problem.graph.nodes)))
-    return refine(problem, known, round(REFINED * tries * part))
+    if budget is not None:
+        return refine_around(problem, found, budget, round(AROUND * tries))
+    part = min(1.0, REFINED_NODES / max(1, nodes))
+    return found + refine(problem, found, round(REFINED * tries * part))
 
 
 def _weighed(problem: Problem, seeming: Mapping[Schedule, int], reach: float) -> Iterator[Solution]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -153,10 +153,10 @@ def settled(
             budget = graph.options.budget
             size, lowest = resolve_budget(budget, baseline_bytes), peak_bytes(trace, [plan])
             return Settled((plan,), budget, size, baseline_bytes, seconds, lowest, plan.seconds)
-    kept = plans if has_settled else None
+    step = _Step(graphs, trace, excess, plans if has_settled else None)
     budgets = _by_tightness({graph.options.budget for graph in graphs}, baseline_bytes)
     for place, budget in enumerate(budgets):
-        found = _bounded(budget, budgets[:place], graphs, trace, found, excess, kept)
+        found = _bounded(step, budget, budgets[:place], found)
     return found
 
 
@@ -221,21 +221,46 @@ def _is_highest(trace: Trace, plan: Candidate) -> bool:
     return all(each.peak_bytes <= SLACK_BYTES + highest for each in moments)
 
 
-def _allowed(budget_bytes: int, graphs: Sequence[Graph], excess: float) -> int:
+def _allowed(budget_bytes: int, graphs: Iterable[Graph], excess: float) -> int:
     """The predicted peak that a step may have."""
     return int(budget_bytes * _part(graphs, excess))
 
 
-def _part(graphs: Sequence[Graph], excess: float) -> float:
+def _part(graphs: Iterable[Graph], excess: float) -> float:
     """The part of a budget that a predicted peak may take."""
     return min(1 / excess, 1 - max(graph.margin for graph in graphs))
 
 
-def _least_budget(peak: int, graphs: Sequence[Graph], excess: float) -> int:
+def _sizes(budget_bytes: int | None, graphs: Collection[Graph], excess: float) -> tuple[int | None, ...]:
+    """The predicted peaks that a step may have, in the order in which they are tried; None for the least.
+
+    What is allowed for rounding comes last where nothing of a budget is left free for errors of predictions.
+    """
+    if budget_bytes is None:
+        return (None,)
+    allowed = _allowed(budget_bytes, graphs, excess)
+    is_exact = all(graph.margin == 0 for graph in graphs)
+    return (allowed, allowed + SLACK_BYTES) if is_exact else (allowed + SLACK_BYTES,)
+
+
+def _least_budget(peak: int, graphs: Collection[Graph], excess: float) -> int:
     """The budget under which a predicted peak is just allowed."""
     if _allowed(peak, graphs, excess) + SLACK_BYTES >= peak:
         return peak
     return math.ceil((peak - SLACK_BYTES + 1) / _part(graphs, excess))
+
+
+def _first(find: Callable[[int | None], Found], sizes: Sequence[int | None]) -> Found:
+    """What is found for the first of some sizes for which there is anything.
+
+    Raises:
+        InfeasibleBudgetError: There is nothing for the last.
+    """
+    *before, last = sizes
+    for size in before:
+        with contextlib.suppress(InfeasibleBudgetError):
+            return find(size)
+    return find(last)
 
 
 def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
@@ -244,13 +269,87 @@ def _by_tightness(budgets: set[Budget], baseline_bytes: int) -> list[Budget]:
     return sorted(budgets, key=lambda each: (-(sizes[each] or 0), str(each)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step whose plans are chosen.
+
+    Attributes:
+        graphs: What each call runs.
+        trace: Its model.
+        excess: How many times more than predicted was measured.
+        kept: The plans that were settled for before; None if none were.
+    """
+
+    graphs: Sequence[Graph]
+    trace: Trace
+    excess: float
+    kept: Sequence[Candidate] | None
+
+
+def _bounded(step: _Step, budget: Budget, larger: Sequence[Budget], before: Settled) -> Settled:
+    """The plans with those of a budget's graphs chosen; with those of larger budgets, where they must."""
+    try:
+        return _within(step, budget, (budget,), before)
+    except InfeasibleBudgetError as error:
+        if larger:
+            with contextlib.suppress(InfeasibleBudgetError):
+                return _within(step, budget, (budget, *larger), before)
+        if any(each.options.on_error == "raise" for each in step.graphs if each.options.budget == budget):
+            raise
+        warnings.warn(f"fxremat leaves a step to PyTorch's partitioner: {error}", stacklevel=2)
+        return before
+
+
+def _within(step: _Step, budget: Budget, chosen: Collection[Budget], before: Settled) -> Settled:
+    """The plans with those of some budgets' graphs chosen; the others stay.
+
+    Raises:
+        InfeasibleBudgetError: None fit the budget.
+    """
+    own = {graph.number: graph for graph in step.graphs if graph.options.budget in chosen}
+    budget_bytes = resolve_budget(budget, before.baseline_peak_bytes)
+    sizes = _sizes(budget_bytes, own.values(), step.excess)
+    choices = {number: each.candidates for number, each in own.items()}
+    calls = []
+    for position, (graph, call) in enumerate(zip(step.graphs, step.trace.calls, strict=True)):
+        number = graph.number
+        if number not in own:
+            number = OTHERS - position
+            choices[number] = (before.plans[position],)
+        calls.append(Call(number, call.charges))
+    trace = Trace(tuple(calls), step.trace.events, step.trace.after_bytes)
+    found = None
+    if step.kept is not None:
+        at_most = math.inf if budget_bytes is None else budget_bytes / step.excess + SLACK_BYTES
+        pairs = zip(calls, step.kept, strict=True)
+        plans = tuple(each if call.graph in own else choices[call.graph][0] for call, each in pairs)
+        found = _kept(plans, trace, choices, sizes, at_most)
+    if found is None:
+
+        def tailor(number: int, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
+            return own[number].tailor(plan, wanted)
+
+        try:
+            plans, found = _first(lambda size: tailored(trace, choices, size, tailor), sizes)
+        except InfeasibleBudgetError as error:
+            lowest = _least_budget(error.lowest_peak_bytes, own.values(), step.excess)
+            raise InfeasibleBudgetError(budget_bytes or 0, lowest, "the step") from None
+    return replace(
+        before,
+        plans=plans,
+        budget=budget,
+        budget_bytes=budget_bytes,
+        lowest_peak_bytes=found.lowest_peak_bytes,
+        lower_bound_seconds=found.lower_bound_seconds,
+    )
+
+
 def _kept(
     plans: tuple[Candidate, ...],
     trace: Trace,
     choices: Candidates,
-    allowed: int | None,
+    sizes: Sequence[int | None],
     at_most: float,
-    is_exact: bool,
 ) -> Settlement | None:
     """What is to be said of plans that are settled for and stay; None if they don't.
 
@@ -258,107 +357,17 @@ def _kept(
         plans: The plan of each call.
         trace: The step, as it was seen since.
         choices: The candidates of each graph.
-        allowed: The predicted peak that other plans may have; None for the least.
+        sizes: The predicted peaks that other plans may have.
         at_most: That which these may have.
-        is_exact: Whether nothing is left free for the error of a prediction.
     """
     peak, seconds = peak_bytes(trace, plans), sum(each.seconds for each in plans)
     if peak > at_most:
         return None
     try:
-        found = _spared(lambda size: settle(trace, choices, size), allowed, is_exact)
+        found = _first(lambda size: settle(trace, choices, size), sizes)
     except InfeasibleBudgetError:
         return None
     is_better = found.seconds < seconds * (1 - ALIKE)
-    if allowed is None:
+    if None in sizes:
         is_better = found.peak_bytes < peak * (1 - ALIKE)
     return None if is_better else replace(found, peak_bytes=peak, seconds=seconds)
-
-
-def _spared(find: Callable[[int | None], Found], allowed: int | None, is_exact: bool) -> Found:
-    """What is found without the bytes that are allowed for rounding; with them, where nothing is.
-
-    They matter where nothing of a budget is left free for the error of a prediction.
-    """
-    if allowed is not None and is_exact:
-        with contextlib.suppress(InfeasibleBudgetError):
-            return find(allowed - SLACK_BYTES)
-    return find(allowed)
-
-
-def _bounded(
-    budget: Budget,
-    larger: Sequence[Budget],
-    graphs: Sequence[Graph],
-    trace: Trace,
-    before: Settled,
-    excess: float,
-    kept: Sequence[Candidate] | None,
-) -> Settled:
-    """The plans with those of a budget's graphs chosen; with those of larger budgets, where they must."""
-    try:
-        return _within(budget, (budget,), graphs, trace, before, excess, kept)
-    except InfeasibleBudgetError as error:
-        if larger:
-            with contextlib.suppress(InfeasibleBudgetError):
-                return _within(budget, (budget, *larger), graphs, trace, before, excess, kept)
-        if any(graph.options.on_error == "raise" for graph in graphs if graph.options.budget == budget):
-            raise
-        warnings.warn(f"fxremat leaves a step to PyTorch's partitioner: {error}", stacklevel=2)
-        return before
-
-
-def _within(
-    budget: Budget,
-    chosen: Collection[Budget],
-    graphs: Sequence[Graph],
-    trace: Trace,
-    before: Settled,
-    excess: float,
-    kept: Sequence[Candidate] | None,
-) -> Settled:
-    """The plans with those of some budgets' graphs chosen; the others stay.
-
-    Raises:
-        InfeasibleBudgetError: None fit the budget.
-    """
-    own = {graph.number: graph for graph in graphs if graph.options.budget in chosen}
-    budget_bytes = resolve_budget(budget, before.baseline_peak_bytes)
-    allowed = None
-    if budget_bytes is not None:
-        allowed = _allowed(budget_bytes, list(own.values()), excess) + SLACK_BYTES
-    choices = {number: each.candidates for number, each in own.items()}
-    calls = []
-    for position, (graph, call) in enumerate(zip(graphs, trace.calls, strict=True)):
-        number = graph.number
-        if number not in own:
-            number = OTHERS - position
-            choices[number] = (before.plans[position],)
-        calls.append(Call(number, call.charges))
-    is_exact = all(graph.margin == 0 for graph in own.values())
-    numbered = Trace(tuple(calls), trace.events, trace.after_bytes)
-    found = None
-    if kept is not None:
-        at_most = math.inf if budget_bytes is None else budget_bytes / excess + SLACK_BYTES
-        pairs = zip(calls, kept, strict=True)
-        plans = tuple(each if call.graph in own else choices[call.graph][0] for call, each in pairs)
-        found = _kept(plans, numbered, choices, allowed, at_most, is_exact)
-    if found is None:
-
-        def tailor(number: int, plan: Candidate, wanted: Room) -> Sequence[Candidate]:
-            return own[number].tailor(plan, wanted)
-
-        try:
-            plans, found = _spared(lambda size: tailored(numbered, choices, size, tailor), allowed, is_exact)
-        except InfeasibleBudgetError as error:
-            lowest = _least_budget(error.lowest_peak_bytes, list(own.values()), excess)
-            raise InfeasibleBudgetError(budget_bytes or 0, lowest, "the step") from None
-    return Settled(
-        plans,
-        budget,
-        budget_bytes,
-        before.baseline_peak_bytes,
-        before.baseline_seconds,
-        found.lowest_peak_bytes,
-        found.lower_bound_seconds,
-    )
