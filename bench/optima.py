@@ -220,10 +220,9 @@ def heuristic_points(graph: JointGraph) -> Points:
     """The plans of auto's search by itself, without those of other planners, and the graph's own order."""
     planning = make_problem(graph, fusion="none")
     small = condense(graph, planning.costs)
-    plans = (
-        tuple(range(len(small.operators))),
-        *Row(small, auto._tries(planning, len(graph.nodes))).plans(),
-    )
+    tries = auto._tries(planning, len(graph.nodes))
+    row = Row(small, tries, moves=auto._moves(planning, tries))
+    plans = (tuple(range(len(small.operators))), *row.plans())
     return [(peak_bytes(small, plan), small.seconds(plan)) for plan in plans]
 
 

@@ -224,12 +224,8 @@ def cautious(plans: Sequence[Candidate], room_bytes: int | None) -> Candidate:
 
 
 def candidates_of(problem: Problem, planner: GivenPlanner) -> tuple[Candidate, ...]:
-    """The plans of a graph that a step chooses from.
-
-    They are improved by the whole memory model where the planner's own are.
-    """
-    improves = planner == "auto" and problem.model.on(problem.graph).fuses
-    improve = auto.improved if improves else None
+    """The plans of a graph that a step chooses from, improved like the planner's own."""
+    improve = auto.improved if planner == "auto" else None
     return candidates(problem, lambda each: solve(each, planner), improve)
 
 

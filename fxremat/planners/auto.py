@@ -6,19 +6,19 @@ takes (``search/row.py``):
 
 1. the dynamic programme over blocks (``search/tables.py``) has plans that fit;
 2. ``evict`` runs through the operators under the budget, dropping what is cheapest to have again; a few times
-   in two orders, with prices that lean to what the best plan so far recomputes, and with noise;
+   in two orders, with prices that lean to what the best plan so far recomputes, and with noise; where nothing
+   is fused, and bytes are exact, in other orders that come of the best plan's as well;
 3. the plan of the budget below is a start as well, so that more memory never costs time;
 4. ``retain`` uses up what room is left by dropping recomputations.
 
-The best of each budget is measured exactly, and where a compiler fuses kernels, plans are then improved by
-the whole model (``search/refine.py``): the lowest ones, and those around the budgets that are asked for, or
-all. What is found for a budget depends on it only in the ranges of peaks that it lies in, or, where nothing
-is fused, in the gap of the row; hence a smaller budget never gives a higher peak. The plans of the simpler
-planners are starts too, and but for ``revolve``'s are measured besides, so that none of theirs is better; of
-a large graph those are that nothing beats in the condensed graph, and those of ``min_cut`` and ``revolve``
-are left out, which take long; of a very large one, for the least memory, only what seems lowest is weighed.
-Graphs of few operators have the plans of ``exact``. Work is bounded in steps, not in seconds, so the same
-graph gives the same plan everywhere.
+The best of each budget is measured exactly, and plans are then improved by the whole model
+(``search/refine.py``): the lowest ones, and those around the budgets that are asked for, or all. What is
+found for a budget depends on it only in the ranges of peaks that it lies in; hence a smaller budget never
+gives a higher peak. The plans of the simpler planners are starts too, and but for ``revolve``'s are measured
+besides, so that none of theirs is better; of a large graph those are that nothing beats in the condensed
+graph, and those of ``min_cut`` and ``revolve`` are left out, which take long; of a very large one, for the
+least memory, only what seems lowest is weighed. Graphs of few operators have the plans of ``exact``. Work is
+bounded in steps, not in seconds, so the same graph gives the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ MAX_TRIES, FEW_NODES = 160, 2000  # plans that are tried for a graph of so many 
 ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for the plans of other planners
 TRIES_BESIDE = 16  # for one variant, with which another has a few plans as well
 REFINED, REFINED_NODES = 0.4, 600  # plans that are refined for a try, and in graphs of up to so many nodes
+MOVED_NODES = 200  # in graphs of up to so many nodes an order is tried for each try, if no kernels are fused
+MOVES_PER_BUDGET = 0.1  # orders that are tried for each budget, as a part of those for the least
 LOWERED, AROUND = 0.15, 0.8  # plans that are weighed for a try: for the least peak, and around a budget
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
@@ -67,14 +69,13 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     known = [_nodes(graph, each.schedule) for each in recipes]
     if problem.budgets != () and not has_time:
         known = _starts(problem)
-    fuses = problem.model.on(graph).fuses
-    asked = () if fuses else problem.budgets or ()  # a compiler's plans are refined around a budget instead
     reach = MAY_BE_LEAST if not tries and problem.budgets == (LEAST,) else math.inf
     seeming: dict[Schedule, int] = {}  # the peaks that plans seem to have in the condensed graph
     copies = problem.model.on(graph).copies(graph, problem.lowered(default)[0])
     for (inlined, joins_calls), share in zip(variants, _shares(problem, tries, len(variants)), strict=False):
         condensed = condense(graph, problem.costs, problem.model, inlined, joins_calls, copies)
-        row = Row(condensed, share, [followed(condensed, each) for each in known], asked, reach)
+        starts = [followed(condensed, each) for each in known]
+        row = Row(condensed, share, starts, reach, _moves(problem, tries))
         for operators in row.plans():
             seeming.setdefault(condensed.schedule(operators), peak_bytes(condensed, operators))
     found = list(_weighed(problem, seeming, reach))
@@ -88,9 +89,9 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
         )
         found += [problem.evaluate(each, "revolve") for each in lowest[:MOST_SEEMING]]
     found += [default, *_proved(problem, len(condensed.operators))]
-    if fuses and problem.budgets is None:  # else the condensed graph has to do
+    if problem.budgets is None:
         found = improved(problem, found, None)
-    elif fuses and problem.budgets:
+    elif problem.budgets:
         found += lower(problem, found, round(LOWERED * tries))
         for budget in problem.budgets:
             found += refine_around(problem, found, budget, round(AROUND * tries))
@@ -163,6 +164,15 @@ def _shares(problem: Problem, tries: int, variants: int) -> list[int]:
     equal = max(1, min(variants, tries // ENOUGH_TRIES))
     has_others = problem.budgets != () and tries >= TRIES_BESIDE
     return [tries // equal] * equal + [0] * (variants - equal) * has_others
+
+
+def _moves(problem: Problem, tries: int) -> tuple[int, int]:
+    """How many orders are tried for the least budget, and for each other: where bytes are exact."""
+    nodes = max(1, len(problem.graph.nodes))
+    if problem.model.on(problem.graph).fuses:
+        return 0, 0
+    moves = round(min(tries, MAX_TRIES) * min(1.0, MOVED_NODES / nodes))
+    return moves, 0 if problem.budgets == (LEAST,) else round(MOVES_PER_BUDGET * moves)
 
 
 def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:

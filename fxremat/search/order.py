@@ -1,26 +1,67 @@
 """Order: a better order of the operators, which costs no time.
 
-The order is the graph's own, but for this: an operator that frees at least what it allocates runs as soon
-as all that it reads is there. Such are weight gradients, which free an activation and allocate less, and sums
-of gradients, which end two lives and begin one. And, if the peak is lower so, one of the backward that
+``memory_order`` is the graph's own, but for this: an operator that frees at least what it allocates runs as
+soon as all that it reads is there. Such are weight gradients, which free an activation and allocate less, and
+sums of gradients, which end two lives and begin one. And, if the peak is lower so, one of the backward that
 allocates more than all that it reads waits for its first reader, or for the end. Such are the gradients of
 weights that are larger than the activations of a small batch. Effects and random numbers keep their order
 among each other, and the backward begins where the forward has ended. O(n log n).
+
+``moved`` is an order in which an operator that is drawn runs earlier, behind those that it needs. O(n).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import random
+from collections.abc import Sequence
 
+from fxremat.graph.nodes import Phase
 from fxremat.search.condensed import Condensed
 from fxremat.search.profile import peak_bytes
+
+DRAWS = 30  # of an operator and how far it goes, until one may go
 
 
 def memory_order(condensed: Condensed) -> tuple[int, ...]:
     """All operators once, in an order that frees early and, where that is lower, allocates late."""
     orders = (_Order(condensed, is_late).order() for is_late in (False, True))
     return min(orders, key=lambda order: peak_bytes(condensed, order))
+
+
+def moved(condensed: Condensed, order: Sequence[int], chance: random.Random) -> tuple[int, ...] | None:
+    """An order in which one operator runs earlier, behind those that it needs; None if none is drawn.
+
+    Args:
+        condensed: The graph.
+        order: All operators once.
+        chance: Draws the operator, and by how many others it goes: the more the rarer.
+    """
+    for _ in range(DRAWS):
+        place = chance.randrange(len(order))
+        first = max(0, place - int(len(order) ** chance.random()))
+        goes, passed, needed = list[int](), list[int](), {order[place]}
+        for index in reversed(order[first : place + 1]):
+            if index in needed:
+                goes.append(index)
+                needed.update(condensed.maker[buffer] for buffer in condensed.reads[index])
+            else:
+                passed.append(index)
+        if passed and _may_pass(condensed, goes, passed):
+            return (*order[:first], *reversed(goes), *reversed(passed), *order[place + 1 :])
+    return None
+
+
+def _may_pass(condensed: Condensed, goes: Sequence[int], passed: Sequence[int]) -> bool:
+    """Whether operators may run before others, of whose results they need none."""
+    operators, nodes = condensed.operators, condensed.graph.nodes
+    if all(any(not operators[index].may_move for index in part) for part in (goes, passed)):
+        return False
+    ends_forward = any(operators[index].ends_forward for index in passed)
+    return not (
+        ends_forward and any(nodes[operators[index].members[0]].phase is Phase.BACKWARD for index in goes)
+    )
 
 
 class _Order:

@@ -3,8 +3,9 @@
 The budgets lie between the least that a plan can be found for and what keeping everything takes; half of
 them in equal ratios, half where time falls the most between two. Work is bounded in tries; a graph so large
 that it has none gets four budgets, with one run of ``evict`` each. With few tries the lowest plans that are
-known before are improved at their own peaks besides. Gaps of the row in which budgets lie that are asked for
-are filled, alike for all budgets in a gap. Where low plans alone serve, none is looked for further up.
+known before are improved at their own peaks besides. Where low plans alone serve, none is looked for further
+up. Where the condensed graph is exact, orders are searched as well: that of the best plan so far, with one
+operator moved, is another for ``evict``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fxremat.predict.problem import pareto, progress
 from fxremat.search import tables
 from fxremat.search.condensed import Condensed
 from fxremat.search.evict import evict
-from fxremat.search.order import memory_order
+from fxremat.search.order import memory_order, moved
 from fxremat.search.profile import Plan, peak_bytes
 from fxremat.search.retain import retain
 
@@ -35,18 +36,17 @@ PROMISING = 1.1  # how much slower than the best an attempt may be that is still
 MOST_IMPROVED = 4  # plans known before that are improved at their own peaks, where there are few tries
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
-FILLED = 3  # budgets in a gap in which one is asked for
 
 
 class Row:
-    """Plans for a row of budgets, within a number of tries; more where budgets are asked for.
+    """Plans for a row of budgets, within a number of tries.
 
     Args:
         condensed: The graph.
         tries: How many plans may be tried.
         starts: Plans that are known before.
-        asked: Budgets whose gaps are filled.
         reach: How much higher than the lowest plan that is known the budgets go at most.
+        moves: How many orders are tried, for the least budget and for each other.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Row:
         condensed: Condensed,
         tries: int,
         starts: Iterable[tuple[int, ...]] = (),
-        asked: Iterable[int] = (),
         reach: float = math.inf,
+        moves: tuple[int, int] = (0, 0),
     ) -> None:
         self.condensed = condensed
-        self.asked = tuple(asked)
+        self.moves = moves
         self._measured: dict[tuple[int, ...], Plan] = {}
         self._retained: dict[tuple[tuple[int, ...], int], Plan] = {}
         own = tuple(range(len(condensed.operators)))
@@ -92,9 +92,6 @@ class Row:
             below, middle = gap
             self._solve(middle, [self.best[below]])
             self.best = dict(sorted(self.best.items()))
-        for gap in dict.fromkeys(map(self._gap_around, self.asked)):
-            if gap is not None:
-                self._fill(*gap)
         found = [*self.lowest, *lowest, *self.best.values()]
         if self.has_time:
             found += (self._plan(each.operators) for each in self.known)
@@ -128,6 +125,15 @@ class Row:
         for draw in range(DRAWS):
             order, power = self.orders[draw % len(self.orders)], DISTANCE_POWERS[draw // 2 % 2]
             high = self._least_served(low, high, order, power, self._noise(noise, MUCH_NOISE))
+        order = _order_of(self.lowest[-1]) if self.lowest else self.orders[-1]
+        for _ in range(self.moves[0]):
+            other = moved(self.condensed, order, noise)
+            if other is None:
+                break
+            served = self._least_served(self._least_need(other), high, other, *self._drawn_prices(noise))
+            if served < high:
+                high, order = served, other
+        self.orders = tuple(dict.fromkeys((*self.orders, order)))
         return high
 
     def _least_served(
@@ -151,6 +157,11 @@ class Row:
         if found is not None:
             self.lowest.append(found)
         return high
+
+    def _drawn_prices(self, noise: random.Random) -> tuple[float, Sequence[float] | None]:
+        """The power of the distance and the factors of prices, with noise or without."""
+        weights = self._noise(noise, NOISE) if noise.random() < 0.5 else None
+        return noise.choice(DISTANCE_POWERS), weights
 
     def _noise(self, noise: random.Random, deviation: float) -> list[float]:
         """Factors of the prices of all operators."""
@@ -176,31 +187,11 @@ class Row:
                 gaps.append((-gained, below, middle))
         return min(gaps)[1:] if gaps else None
 
-    def _gap_around(self, budget: int) -> tuple[int, int] | None:
-        """The neighbouring budgets between which one lies; None if there are none, or no time is between."""
-        gaps = ((below, above) for below, above, _ in self._gaps())
-        return next((gap for gap in gaps if gap[0] <= budget < gap[1]), None)
-
     def _gaps(self) -> Iterator[tuple[int, int, float]]:
         """Neighbouring budgets between which time falls, and by how much."""
         for (below, slow), (above, fast) in itertools.pairwise(self.best.items()):
             if fast.seconds < slow.seconds:
                 yield below, above, slow.seconds - fast.seconds
-
-    def _fill(self, below: int, above: int) -> None:
-        """Solve for budgets in equal ratios between two.
-
-        A plan that is faster than that of the budget above is left: a larger budget would not know it.
-        """
-        ratio, before = (above / below) ** (1 / (FILLED + 1)), self.best[below]
-        for step in range(1, FILLED + 1):
-            budget = round(below * ratio**step)
-            if budget in self.best:
-                continue
-            self._solve(budget, [before])
-            before = self.best[budget]
-            if before.seconds < self.best[above].seconds:
-                del self.best[budget]
 
     def _solve(self, budget: int, starts: Iterable[Plan]) -> list[Plan]:
         """All plans within a budget; those found for less are starts."""
@@ -246,6 +237,19 @@ class Row:
             plan = evict(self.condensed, order, budget, power, weights, promising)
             if plan is not None:
                 yield plan
+        for _ in range(self.moves[1]):
+            other = moved(self.condensed, _order_of(_fastest(found)) if found else self.orders[-1], noise)
+            if other is None:
+                break
+            promising = _fastest(found).seconds * PROMISING if found else math.inf
+            plan = evict(self.condensed, other, budget, *self._drawn_prices(noise), promising)
+            if plan is not None:
+                yield plan
+
+
+def _order_of(plan: Plan) -> tuple[int, ...]:
+    """The order in which a plan first runs the operators."""
+    return tuple(dict.fromkeys(plan.operators))
 
 
 def _fastest(plans: Iterable[Plan]) -> Plan:
