@@ -49,8 +49,8 @@ ENOUGH_TRIES = 64  # for each variant of the condensed graph, and for the plans 
 TRIES_BESIDE = 16  # for one variant, with which another has a few plans as well
 REFINED, REFINED_NODES = 0.4, 600  # plans that are refined for a try, and in graphs of up to so many nodes
 MOVED_NODES = 200  # in graphs of up to so many nodes an order is tried for each try, if no kernels are fused
-MOVES_PER_BUDGET = 0.1  # orders that are tried for each budget, as a part of those for the least
-LOWERED, AROUND = 0.15, 0.8  # plans that are weighed for a try: for the least peak, and around a budget
+MOVES_PER_BUDGET = 0.05  # orders that are tried for each budget, as a part of those for the least
+LOWERED, AROUND = 0.4, 0.8  # plans that are weighed for a try: for the least peak, and around a budget
 STEPS_PER_SECOND = 150_000  # nodes whose part in a plan is tried in a second, on one core of a Zen 4 at 4 GHz
 MAX_PROVED, MAX_PROVED_STATES = 16, 3000  # operators, and states opened, of graphs whose frontier is proved
 STEPS_OF_REVOLVE = 30_000  # of its plans together, which are starts
@@ -168,11 +168,10 @@ def _shares(problem: Problem, tries: int, variants: int) -> list[int]:
 
 def _moves(problem: Problem, tries: int) -> tuple[int, int]:
     """How many orders are tried for the least budget, and for each other: where bytes are exact."""
-    nodes = max(1, len(problem.graph.nodes))
     if problem.model.on(problem.graph).fuses:
         return 0, 0
-    moves = round(min(tries, MAX_TRIES) * min(1.0, MOVED_NODES / nodes))
-    return moves, 0 if problem.budgets == (LEAST,) else round(MOVES_PER_BUDGET * moves)
+    moves = min(tries, MAX_TRIES) * min(1.0, MOVED_NODES / max(1, len(problem.graph.nodes)))
+    return round(moves), round(MOVES_PER_BUDGET * moves)
 
 
 def _proved(problem: Problem, operators: int) -> tuple[Solution, ...]:

@@ -33,6 +33,7 @@ def evict(
     distance_power: float,
     weights: Sequence[float] | None = None,
     max_seconds: float = math.inf,
+    anew: bool = False,
 ) -> tuple[int, ...] | None:
     """A plan whose peak is at most the budget, as the condensed graph counts it; None if the run fails.
 
@@ -43,10 +44,11 @@ def evict(
         distance_power: p; 0 takes no account of when a buffer is needed next.
         weights: Factors of the operators' seconds in prices; 1 by default.
         max_seconds: The run is given up when the plan is going to take more.
+        anew: Whether what the backward may write over is made again there: what the forward made stays.
     """
     if budget < condensed.after_bytes:
         return None
-    return _Simulation(condensed, order, budget, distance_power, weights).plan(max_seconds)
+    return _Simulation(condensed, order, budget, distance_power, weights).plan(max_seconds, anew)
 
 
 class _Simulation:
@@ -92,25 +94,28 @@ class _Simulation:
         self.order_run: list[int] = []
         self.seconds_left = math.inf  # for recomputations
 
-    def plan(self, max_seconds: float) -> tuple[int, ...] | None:
+    def plan(self, max_seconds: float, anew: bool) -> tuple[int, ...] | None:
         self.seconds_left = max_seconds - sum(self.seconds)
         self.longest -= len(self.order)
         for place, operator in enumerate(self.order):
             self.place = place
             self.longest += 1
             if self.place == self.boundary:
-                self._begin_backward()
+                self._begin_backward(anew)
             if not self._run_with_operands(operator) or len(self.order_run) > self.longest:
                 return None
             if self.seconds_left < 0:
                 return None
         return tuple(self.order_run)
 
-    def _begin_backward(self) -> None:
+    def _begin_backward(self, anew: bool) -> None:
         self.live += self.tangent_bytes
+        later = self.order[self.place :] if anew else ()
+        overwritten = {buffer for index in later for buffer in self.operators[index].overwrites}
         for buffer, maker in enumerate(self.maker):
             is_held = self.resident[buffer] and not self.pinned[buffer]
-            if self.operators[maker].must_repeat and is_held and self._seconds_again(buffer) is not None:
+            is_made_again = self.operators[maker].must_repeat or buffer in overwritten
+            if is_made_again and is_held and self._seconds_again(buffer) is not None:
                 self._evict(buffer)
 
     # -- running
@@ -180,9 +185,12 @@ class _Simulation:
     def _overwritten_bytes(self, operator: Operator, is_again: bool) -> int:
         """Bytes of a buffer whose place the result takes: of this part, and needed by nobody else."""
         in_backward = self.place >= self.boundary
+        own = sum(map(self.evicted.__getitem__, operator.makes))  # its results that wait for it
         for buffer in operator.overwrites:
             uses_left = len(self.uses[buffer]) - (not is_again)
-            is_needed = uses_left or self.waiting[buffer] or self.locks[buffer] > 1 or self.pinned[buffer]
+            is_needed = (
+                uses_left or self.waiting[buffer] > own or self.locks[buffer] > 1 or self.pinned[buffer]
+            )
             if not is_needed and self.made_in_backward[buffer] == in_backward:
                 return self.size[buffer]
         return 0

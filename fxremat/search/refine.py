@@ -9,16 +9,18 @@ are weighed by the model itself. There are two ways from a plan to another:
 
 ``refine`` goes from the lowest plan to the highest by drops: each starts from what the one below has come to,
 or from itself, and between plans that lie far apart there are peaks of no plan's. ``lower`` squeezes the
-lowest plans. ``refine_around`` goes for a budget: it halves the range of peaks that the budget lies in until
-that is narrow, and looks each time for the fastest plan within the lower half, by drops from a lower plan, by
-squeezes from higher ones, and by squeezes that make room for drops. Linear in steps for each plan that is
-weighed.
+lowest plans, at their prices and then at prices with noise. ``refine_around`` goes for a budget: it halves
+the range of peaks that the budget lies in until that is narrow, and looks each time for the fastest plan
+within the lower half, by drops from a lower plan, by squeezes from higher ones, and by squeezes that make
+room for drops. Linear in steps for each plan that is weighed.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import random
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from fxremat.search.squeeze import Squeeze
 BEHIND = 4  # plans by which those that come of a plan may be lower than it
 MAX_ROUNDS = 3  # of drops from one plan at one peak
 MAX_SQUEEZES = 4  # of one plan for one peak
+MAX_MISSES, MISSES_NODES = 40, 200  # squeezes with noise that bring nothing new, of graphs of so many nodes
 NEAREST = 3  # plans on either side of a peak from which one for it is looked for
 LOWEST = 6  # plans from which a lower one is looked for
 APART, MAX_BETWEEN = 1.03, 3  # how much higher the next peak may be without others between; how many
@@ -81,6 +84,7 @@ def lower(problem: Problem, solutions: Sequence[Solution], evaluations: int) -> 
             starts = [lowest, *starts[:-1]]
         else:
             part /= 2
+    known += squeezes.drawn(known)
     drops = _Search(problem, evaluations)
     return [drops.fastest([each], 0, each.peak_bytes) for each in sorted(known, key=PEAK_AND_SECONDS)]
 
@@ -193,11 +197,25 @@ class _Search:
                 plans.append(self._improved(plan, floor, limit))
         return plans
 
-    def squeezed(self, start: Solution, limit: int) -> Solution | None:
+    def drawn(self, known: Sequence[Solution]) -> list[Solution]:
+        """Plans that squeezes of the lowest lead to whose prices have noise, until many bring nothing new."""
+        found, chance = sorted(known, key=PEAK_AND_SECONDS), random.Random(len(known))
+        misses = round(MAX_MISSES * min(1.0, MISSES_NODES / max(1, len(self.problem.graph.nodes))))
+        while self.left and misses:
+            part = LAST_PART * (FIRST_PART / LAST_PART) ** chance.random()
+            limit = int(found[0].peak_bytes * (1 - part))
+            plan = self.squeezed(chance.choice(found[:LOWEST]), limit, chance)
+            if plan is None or plan in found:
+                misses -= 1
+            else:
+                bisect.insort(found, plan, key=PEAK_AND_SECONDS)
+        return [each for each in found if each not in known]
+
+    def squeezed(self, start: Solution, limit: int, chance: random.Random | None = None) -> Solution | None:
         """The lowest plan that squeezes lead to, until one is within a peak; None for none."""
         plan, asked = start, limit
         for _ in range(MAX_SQUEEZES):
-            nodes = self._squeeze(plan).within(asked) if self.left else None
+            nodes = self._squeeze(plan).within(asked, chance) if self.left else None
             if nodes is None:
                 break
             found = self._weigh(nodes)

@@ -125,6 +125,12 @@ class Row:
         for draw in range(DRAWS):
             order, power = self.orders[draw % len(self.orders)], DISTANCE_POWERS[draw // 2 % 2]
             high = self._least_served(low, high, order, power, self._noise(noise, MUCH_NOISE))
+        return self._least_of_orders(low, high, noise) if self.moves[0] else high
+
+    def _least_of_orders(self, low: int, high: int, noise: random.Random) -> int:
+        """The same in other orders, and where nothing is written over that the forward made."""
+        for order in self.orders:
+            high = self._least_served(low, high, order, 1.0, None, anew=True)
         order = _order_of(self.lowest[-1]) if self.lowest else self.orders[-1]
         for _ in range(self.moves[0]):
             other = moved(self.condensed, order, noise)
@@ -137,7 +143,13 @@ class Row:
         return high
 
     def _least_served(
-        self, low: int, high: int, order: Sequence[int], power: float, weights: Sequence[float] | None
+        self,
+        low: int,
+        high: int,
+        order: Sequence[int],
+        power: float,
+        weights: Sequence[float] | None,
+        anew: bool = False,
     ) -> int:
         """The least budget between two that ``evict`` can serve with these prices; the higher one if none.
 
@@ -146,7 +158,7 @@ class Row:
         ratio, found = PRECISION, None
         while low + 1 < high and low * PRECISION < high:
             lower = min(max(round(high / ratio), low + 1), high - 1)
-            plan = evict(self.condensed, order, lower, power, weights)
+            plan = evict(self.condensed, order, lower, power, weights, anew=anew)
             if plan is not None:
                 found = self._plan(plan)
                 high, ratio = min(lower, found.peak_bytes), ratio * ratio

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from fxremat.predict.cost import seconds_by_step
 from fxremat.predict.problem import Problem, Solution
 
 MOST_AGAIN = 64  # nodes that are run to have one buffer again
+NOISE = 1.0  # standard deviation of the logarithm of a price's factor
 
 
 class Gap(NamedTuple):
@@ -88,12 +90,14 @@ class Squeeze:
             self._death[instance] = len(binding.nodes)
         self.gaps = list(self._all_gaps())
 
-    def within(self, limit: int) -> tuple[int, ...] | None:
+    def within(self, limit: int, chance: random.Random | None = None) -> tuple[int, ...] | None:
         """The nodes of the plan without what seems to be too much for a peak; None if that is not found.
 
         Args:
             limit: Bytes, tangents included.
+            chance: Draws noise for prices; None for those that they are.
         """
+        noise = [chance.lognormvariate(0, NOISE) if chance else 1.0 for _ in self.gaps]
         gaps = np.array(self.gaps, dtype=np.int64).reshape(-1, len(Gap._fields))
         instance, first, end, size = gaps.T[:4]
         live, chosen = self.live.copy(), dict[int, Gap]()  # by instance
@@ -109,7 +113,7 @@ class Squeeze:
             gain[~is_open] = 0
             for place in np.flatnonzero((gain > 0) & (seconds < 0)).tolist():
                 found = again[place] = self._again(self.gaps[place], chosen)
-                seconds[place] = found.seconds
+                seconds[place] = found.seconds * noise[place]
                 for read in found.reads:
                     readers[read].append(place)
             price = np.where(gain > 0, seconds, math.inf) / np.maximum(gain, 1)

@@ -103,7 +103,7 @@ def test_a_dimension_may_be_marked_dynamic() -> None:
 
 def least_bytes(module: nn.Module, size: int) -> int:
     """The least peak of a training step that is compiled for so many rows alone."""
-    outcome(compiled(copy.deepcopy(module), dynamic=False, budget="min"), [rows(size)])
+    outcome(compiled(copy.deepcopy(module), dynamic=False, budget="min", inplace=False), [rows(size)])
     return fxremat.reports()[-1].peak_bytes
 
 
@@ -111,7 +111,7 @@ def test_larger_sizes_are_planned_anew_within_a_budget_of_bytes() -> None:
     """For somewhat more rows if their plan fits, else for the very size; what no plan fits is refused."""
     module = program(lambda p, x: plain(p, x).sum())
     budget = (least_bytes(module, 100) + least_bytes(module, 107)) // 2
-    subject = compiled(copy.deepcopy(module), dynamic=True, budget=budget)
+    subject = compiled(copy.deepcopy(module), dynamic=True, budget=budget, inplace=False)
     count = len(fxremat.reports())
 
     def planned(*sizes: int) -> list[str]:
