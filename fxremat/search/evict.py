@@ -94,7 +94,7 @@ class _Simulation:
         self.order_run: list[int] = []
         self.seconds_left = math.inf  # for recomputations
 
-    def plan(self, max_seconds: float, anew: bool) -> tuple[int, ...] | None:
+    def plan(self, max_seconds: float, anew: bool = False) -> tuple[int, ...] | None:
         self.seconds_left = max_seconds - sum(self.seconds)
         self.longest -= len(self.order)
         for place, operator in enumerate(self.order):
