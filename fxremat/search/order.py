@@ -38,7 +38,7 @@ def moved(condensed: Condensed, order: Sequence[int], chance: random.Random) -> 
         order: All operators once.
         chance: Draws the operator, and by how many others it goes: the more the rarer.
     """
-    for _ in range(DRAWS):
+    for _ in range(DRAWS if order else 0):
         place = chance.randrange(len(order))
         first = max(0, place - int(len(order) ** chance.random()))
         goes, passed, needed = list[int](), list[int](), {order[place]}
@@ -58,10 +58,8 @@ def _may_pass(condensed: Condensed, goes: Sequence[int], passed: Sequence[int]) 
     operators, nodes = condensed.operators, condensed.graph.nodes
     if all(any(not operators[index].may_move for index in part) for part in (goes, passed)):
         return False
-    ends_forward = any(operators[index].ends_forward for index in passed)
-    return not (
-        ends_forward and any(nodes[operators[index].members[0]].phase is Phase.BACKWARD for index in goes)
-    )
+    in_backward = any(nodes[operators[index].members[0]].phase is Phase.BACKWARD for index in goes)
+    return not in_backward or not any(operators[index].ends_forward for index in passed)
 
 
 class _Order:

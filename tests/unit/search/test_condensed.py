@@ -483,9 +483,12 @@ def test_moved_orders_are_what_the_memory_model_says(graph: JointGraph, seed: in
 
 
 def test_a_chain_has_one_order() -> None:
-    """No operator of it can go before another."""
-    _, condensed = condensed_of(chain(6))
-    assert moved(condensed, own(condensed), random.Random(0)) is None
+    """No operator of it can go before another; nor is there another order of none at all."""
+    nothing = JointGraph.from_mappings({"x": []}, {"x": 4}, forward_outputs=[], backward_outputs=[])
+    for graph in (chain(6), nothing):
+        _, condensed = condensed_of(graph)
+        assert moved(condensed, own(condensed), random.Random(0)) is None
+    assert fxremat.plan(nothing, "min", fusion="none").peak_bytes == 0
 
 
 def test_orders_are_searched_for_the_least_peak() -> None:
