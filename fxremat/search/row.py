@@ -15,6 +15,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from fxremat.predict.problem import pareto, progress
 from fxremat.search import tables
@@ -36,6 +37,9 @@ PROMISING = 1.1  # how much slower than the best an attempt may be that is still
 MOST_IMPROVED = 4  # plans known before that are improved at their own peaks, where there are few tries
 LEAD = 4.0  # how much cheaper what the best plan recomputes is made
 PRECISION = 1.01  # with which the least budget is found
+
+# The order, the power of the distance and the factors of prices with which ``evict`` runs.
+Way: TypeAlias = tuple[Sequence[int], float, "Sequence[float] | None"]
 
 
 class Row:
@@ -128,7 +132,7 @@ class Row:
         return self._least_of_orders(low, high, noise) if self.moves[0] else high
 
     def _least_of_orders(self, low: int, high: int, noise: random.Random) -> int:
-        """The same in other orders, and where nothing is written over that the forward made."""
+        """The same in other orders, and where the backward makes again what it may write over then."""
         for order in self.orders:
             high = self._least_served(low, high, order, 1.0, None, anew=True)
         order = _order_of(self.lowest[-1]) if self.lowest else self.orders[-1]
@@ -193,17 +197,11 @@ class Row:
     def _widest_gap(self) -> tuple[int, int] | None:
         """The neighbouring budgets between which time falls the most: the lower one, and one between them."""
         gaps = []
-        for below, above, gained in self._gaps():
-            middle = round(math.sqrt(below * above))
-            if below < middle < above:
-                gaps.append((-gained, below, middle))
-        return min(gaps)[1:] if gaps else None
-
-    def _gaps(self) -> Iterator[tuple[int, int, float]]:
-        """Neighbouring budgets between which time falls, and by how much."""
         for (below, slow), (above, fast) in itertools.pairwise(self.best.items()):
-            if fast.seconds < slow.seconds:
-                yield below, above, slow.seconds - fast.seconds
+            middle = round(math.sqrt(below * above))
+            if fast.seconds < slow.seconds and below < middle < above:
+                gaps.append((fast.seconds - slow.seconds, below, middle))
+        return min(gaps)[1:] if gaps else None
 
     def _solve(self, budget: int, starts: Iterable[Plan]) -> list[Plan]:
         """All plans within a budget; those found for less are starts."""
@@ -234,29 +232,28 @@ class Row:
         return self._measured[operators]
 
     def _attempts(self, budget: int, found: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
-        """Plans of ``evict``: two with plain prices, then in turn led by the best so far and free."""
-        noise = random.Random(budget)
+        """Plans of ``evict``, while those that are found of them grow."""
+        for order, power, weights in self._ways(random.Random(budget), found):
+            promising = _fastest(found).seconds * PROMISING if found else math.inf
+            plan = evict(self.condensed, order, budget, power, weights, promising)
+            if plan is not None:
+                yield plan
+
+    def _ways(self, noise: random.Random, found: Sequence[Plan]) -> Iterator[Way]:
+        """Two with plain prices, then in turn led by the best so far and free; then in orders by its own."""
         for attempt in range(self.attempts):
-            order = self.orders[attempt % len(self.orders)]
             weights = None
             if attempt >= PLAIN:
                 weights = self._noise(noise, NOISE)
                 if attempt % 2 and found:
                     for operator, runs in Counter(_fastest(found).operators).items():
                         weights[operator] /= LEAD if runs > 1 else 1
-            promising = _fastest(found).seconds * PROMISING if found else math.inf
-            power = DISTANCE_POWERS[attempt // 2 % 2]
-            plan = evict(self.condensed, order, budget, power, weights, promising)
-            if plan is not None:
-                yield plan
+            yield self.orders[attempt % len(self.orders)], DISTANCE_POWERS[attempt // 2 % 2], weights
         for _ in range(self.moves[1]):
-            other = moved(self.condensed, _order_of(_fastest(found)) if found else self.orders[-1], noise)
-            if other is None:
+            order = moved(self.condensed, _order_of(_fastest(found)) if found else self.orders[-1], noise)
+            if order is None:
                 break
-            promising = _fastest(found).seconds * PROMISING if found else math.inf
-            plan = evict(self.condensed, other, budget, *self._drawn_prices(noise), promising)
-            if plan is not None:
-                yield plan
+            yield order, *self._drawn_prices(noise)
 
 
 def _order_of(plan: Plan) -> tuple[int, ...]:
