@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -95,8 +95,20 @@ _MOVING = _GATHERS | frozenset(
         aten.flip,
         aten.repeat,
         aten.roll,
-        aten.select_scatter,
         aten.slice_scatter,
+    }
+)
+# They compute nothing: what they read is counted, or the number that they fill with.
+_PLAIN = _GATHERS | frozenset(
+    {
+        aten.clone,
+        aten.copy,
+        aten.flip,
+        aten.full,
+        aten.lift_fresh_copy,
+        aten.repeat,
+        aten.roll,
+        aten.scalar_tensor,
     }
 )
 _ATOMIC = frozenset({torch.float16, torch.float32, torch.float64})
@@ -156,9 +168,11 @@ class Loop:
             what it reads.
         is_moving: Whether it reads its operands at other places than those that it computes.
         is_gather: Whether it does so of its first operand alone, and the others say where.
+        is_overlay: Whether it does so of all but its first operand, a part of which they replace.
         unrolled: Of how many elements each of a reduction's is computed without a loop.
         operations: Operations that one of its elements takes, but for what it reads.
-        numbers: The numbers that it computes with, as texts.
+        shared: What it computes that other operators of one loop may compute as well, as texts: numbers, and
+            comparisons of places.
     """
 
     kind: Kind
@@ -174,9 +188,10 @@ class Loop:
     is_put: bool = False
     is_moving: bool = False
     is_gather: bool = False
+    is_overlay: bool = False
     unrolled: int = 1
     operations: int = 1
-    numbers: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
     @property
     def is_generated(self) -> bool:
@@ -213,40 +228,55 @@ def loop(node: fx.Node) -> Loop:
         is_put=is_put,
         is_moving=operator in _MOVING or parts > 1,
         is_gather=operator in _GATHERS,
+        is_overlay=operator is aten.slice_scatter,
         unrolled=parts,
         operations=0 if lowered is Kind.VIEW else _operations(node),
-        numbers=tuple(dict.fromkeys(_numbers(node))),
+        shared=tuple(dict.fromkeys((*_numbers(node), *_comparisons(node)))),
     )
 
 
 def _operations(node: fx.Node) -> int:
-    """Operations that an element takes: where parts are chosen from, the comparisons of places count.
+    """Operations that an element takes, but for those that ``_comparisons`` tells.
 
-    Places are compared with bounds (an operation for the place, one for the bound, one to compare), several
-    comparisons are joined, and what is read is masked and chosen.
+    Where parts are chosen from, several comparisons are joined, and what is read is masked and chosen.
     """
     operator = packet(node)
     if operator is aten.cat:
         return 6 * len(node.all_input_nodes)
-    if operator is aten.select_scatter:
-        return 4
     if operator is aten.constant_pad_nd:
         pads: Sequence[int] = argument(node, "pad")
         return 4 * sum(pad != 0 for pad in pads)
     if operator is aten.slice_scatter:
-        return 2 + 3 * _bounds(node)
-    if operator is aten.clone:
+        return 1 + max(1, len(_bounds(node)))
+    if operator in _PLAIN:
         return 0
+    if operator is aten.bmm:
+        return 2 * unrolled(node) - 1
     return max(1, unrolled(node) - 1) + (operator is aten.mean)
 
 
-def _bounds(node: fx.Node) -> int:
+def _comparisons(node: fx.Node) -> Iterator[str]:
+    """What compares places, as texts: an operation for the place, one for each bound, one to compare."""
+    operator = packet(node)
+    bounds = {"index": argument(node, "index")} if operator is aten.select_scatter else {}
+    if operator is aten.slice_scatter:
+        bounds = _bounds(node)
+    dim = argument(node, "dim")
+    if bounds:
+        yield f"place in {dim}"
+    for name, bound in bounds.items():
+        yield f"bound {bound}"
+        yield f"{name} {bound} in {dim}"
+
+
+def _bounds(node: fx.Node) -> dict[str, Any]:
     """The bounds of the slice that is scattered which are not those of what it is scattered to."""
     start, end, step = (argument(node, name) for name in ("start", "end", "step"))
     tensor = next(tensors(node.meta.get("val")), None)
     size = None if tensor is None or not tensor.dim() else tensor.shape[argument(node, "dim")]
     ends_early = isinstance(end, int) and isinstance(size, int) and end < size
-    return sum((start not in (0, None), ends_early, step != 1))
+    given = {"start": start not in (0, None), "end": ends_early, "step": step != 1}
+    return {name: argument(node, name) for name, is_given in given.items() if is_given}
 
 
 def _adds_atomically(node: fx.Node) -> bool:
@@ -257,9 +287,10 @@ def _adds_atomically(node: fx.Node) -> bool:
 def _numbers(node: fx.Node) -> Iterator[str]:
     """The numbers that an operator computes each element with, as texts that tell the type of the result."""
     value = next(tensors(node.meta.get("val")), None)
-    if value is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+    if value is None:
         return
-    for given in node.args:
+    is_computing = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    for given in node.args if is_computing or packet(node) in (aten.full, aten.scalar_tensor) else ():
         if isinstance(given, (int, float)):
             yield f"{given} {value.dtype}"
 
@@ -294,11 +325,19 @@ def kind(node: fx.Node) -> Kind:
     """How Inductor would lower the node."""
     if is_getitem(node) or viewed_operand(node) is not None:
         return Kind.VIEW
+    if _has_complex(node):
+        return Kind.KERNEL
     if packet(node) in _REDUCTIONS or _has_vector(node):
         return Kind.POINTWISE if unrolled(node) > 1 else Kind.REDUCTION
     if packet(node) in _COPYING | _WINDOWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return Kind.POINTWISE
     return Kind.KERNEL
+
+
+def _has_complex(node: fx.Node) -> bool:
+    """Whether it reads or makes complex numbers, of which Inductor generates no loops."""
+    values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
+    return any(tensor.is_complex() for value in values for tensor in tensors(value))
 
 
 def _has_vector(node: fx.Node) -> bool:
@@ -311,6 +350,9 @@ def _has_vector(node: fx.Node) -> bool:
 
 def unrolled(node: fx.Node) -> int:
     """Of how many elements each of a reduction's is computed without a loop; 1 where there is one."""
+    if _has_vector(node):
+        size = node.all_input_nodes[0].meta["val"].shape[2]
+        return size if isinstance(size, int) and 0 < size < MAX_UNROLLED else 1
     found = _reduced(node) if packet(node) in _UNROLLED else None
     if found is None or (found[0].device.type == "cpu" and _elements(node) == 1):
         return 1

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import fx
 
 from fxremat._torch import compilers, graphs, lowered
 from fxremat.graph import ops
@@ -33,9 +34,11 @@ class Facts:
         bytes_of_one: Bytes of each node's buffer, or of that which a ``getitem`` picks; 0 if there is no one.
         convolutions: Indices of convolutions and their gradients.
         plain_convolutions: Indices of convolutions.
-        hinting: Indices of external kernels whose operands get a buffer as soon as they are computed.
+        hinting: Indices of external kernels, and of batched products that are none, whose operands get a
+            buffer as soon as they are computed.
         strided_views: Indices of the views that name the strides of what they show, which therefore gets a
             buffer as soon as it is computed.
+        part_views: Indices of the views that show a part of what they look at, or a view of it.
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input of a graph with convolutions, bytes of the copy that lies channels last;
             0 where the input lies so itself.
@@ -63,6 +66,7 @@ class Facts:
     plain_convolutions: frozenset[int]
     hinting: frozenset[int]
     strided_views: frozenset[int]
+    part_views: frozenset[int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequences: Mapping[int, Sequence[int]]
@@ -115,8 +119,9 @@ def _facts(graph: JointGraph) -> Facts:
         tuple(graph.storage_bytes[each.views[0]] if len(each.views) == 1 else 0 for each in graph.nodes),
         convolutions,
         frozenset(index for index in convolutions if ops.is_convolution(graph.fx_nodes[index])),
-        frozenset(at for at, node in each if kinds[at] is Kind.KERNEL and lowered.wants_buffers(node)),
+        frozenset(at for at, node in each if _is_hinting(node, kinds[at])),
         frozenset(at for at, node in each if ops.packet(node) is ops.aten.as_strided),
+        _part_views(graph, viewed),
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: copied for index in convolutions if (copied := _sequences(graph, index, stored))},
@@ -126,6 +131,21 @@ def _facts(graph: JointGraph) -> Facts:
         frozenset(_storing(graph, convolutions)),
         _weights(graph) if convolutions else {},
     )
+
+
+def _is_hinting(node: fx.Node, kind: Kind) -> bool:
+    is_product = kind is Kind.KERNEL or ops.packet(node) is ops.aten.bmm
+    return is_product and lowered.wants_buffers(node)
+
+
+def _part_views(graph: JointGraph, viewed: Sequence[int | None]) -> frozenset[int]:
+    found: set[int] = set()
+    for index, place in enumerate(viewed):
+        if place is not None:
+            shown = graph.nodes[index].operands[place]
+            if shown in found or graph.loops[index].elements < graph.loops[shown].elements:
+                found.add(index)
+    return frozenset(found)
 
 
 def _images(graph: JointGraph) -> Iterable[tuple[int, Sequence[int]]]:

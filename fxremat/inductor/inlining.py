@@ -190,6 +190,7 @@ class Inlining:
         """Find what computing each step reads, inlined operands looked through, and what is realized."""
         realized, inputs, is_heavy = self.realized, self.inputs_read, self._is_heavy
         bases, looked_at = self.bases, self.looked_at
+        nodes, parts = self.binding.nodes, facts(self.graph).part_views
         for step, (kind, reads) in enumerate(zip(self.kinds, self.binding.reads, strict=True)):
             found: list[int] = []
             buffers: list[int] = []
@@ -200,6 +201,7 @@ class Inlining:
                 if read is None:
                     operations += 1
                     continue
+                moves = moves or nodes[read] in parts
                 if inputs[read] and not realized[read]:
                     inputs[step] |= inputs[read]
                 base = bases[read]

@@ -116,6 +116,9 @@ def test_a_getitem_is_no_view_by_itself() -> None:
         (Kind.REDUCTION, aten.var_mean.correction, (X, [0])),
         (Kind.KERNEL, aten.mm.default, (X, X.t())),
         (Kind.KERNEL, aten.sort.default, (X,)),
+        (Kind.KERNEL, aten.mul.Tensor, (X.cfloat(), X)),
+        (Kind.KERNEL, aten.abs.default, (X.cfloat(),)),
+        (Kind.VIEW, aten.view_as_real.default, (X.cfloat(),)),
         (Kind.KERNEL, aten.convolution.default, None),
     ],
     ids=str,
@@ -140,21 +143,42 @@ def test_kinds(expected: Kind, target: Any, args: tuple[Any, ...] | None) -> Non
         (aten.amax.default, (torch.zeros(3), [0]), Loop(Kind.REDUCTION, 3, Reduction(3, 1))),
         (aten.mm.default, (X, X.t()), Loop(Kind.KERNEL, 16, is_product=True)),
         (aten.cat.default, ([X, X],), Loop(Kind.POINTWISE, 48, is_cat=True, is_moving=True, operations=12)),
-        (aten.slice_scatter.default, (X, X), Loop(Kind.POINTWISE, 24, is_moving=True, operations=2)),
+        (
+            aten.slice_scatter.default,
+            (X, X),
+            Loop(Kind.POINTWISE, 24, is_moving=True, is_overlay=True, operations=2),
+        ),
         (
             aten.slice_scatter.default,
             (X, X[1:3], 0, 1, 3),
-            Loop(Kind.POINTWISE, 24, is_moving=True, operations=8),
+            Loop(
+                Kind.POINTWISE,
+                24,
+                is_moving=True,
+                is_overlay=True,
+                operations=3,
+                shared=("place in 0", "bound 1", "start 1 in 0", "bound 3", "end 3 in 0"),
+            ),
         ),
         (
             aten.select_scatter.default,
             (X, X[0], 0, 0),
-            Loop(Kind.POINTWISE, 24, is_moving=True, operations=4),
+            Loop(Kind.POINTWISE, 24, shared=("place in 0", "bound 0", "index 0 in 0")),
         ),
         (
             aten.constant_pad_nd.default,
             (X, [1, 0, 2, 2]),
             Loop(Kind.POINTWISE, 56, is_moving=True, operations=12),
+        ),
+        (
+            aten.gather.default,
+            (X, 0, MASK.long()),
+            Loop(Kind.POINTWISE, 24, is_moving=True, is_gather=True, operations=0),
+        ),
+        (
+            aten.full.default,
+            ([4, 6], 1.5),
+            Loop(Kind.POINTWISE, 24, operations=0, shared=("1.5 torch.float32",)),
         ),
         (aten.t.default, (X,), Loop(Kind.VIEW, 24, operations=0)),
     ],
@@ -174,11 +198,13 @@ def test_reductions_of_sizes_that_may_change_have_a_loop(mode: str, expected: in
 
 def test_batched_products_with_a_vector_are_loops_on_a_cpu() -> None:
     """They reduce the innermost dimension if the second factor is the vector."""
-    matrices, column, row = torch.ones(2, 3, 4), torch.ones(2, 4, 1), torch.ones(2, 1, 3)
+    matrices, column, row = torch.ones(2, 9, 9), torch.ones(2, 9, 1), torch.ones(2, 1, 9)
     inner = loops.loop(node(aten.bmm.default, matrices, column))
-    assert (inner.kind, inner.reduction) == (Kind.REDUCTION, Reduction(24, 6, is_inner=True))
+    assert (inner.kind, inner.reduction) == (Kind.REDUCTION, Reduction(162, 18, is_inner=True))
     outer = loops.loop(node(aten.bmm.default, row, matrices))
-    assert (outer.kind, outer.reduction) == (Kind.REDUCTION, Reduction(24, 8, is_inner=False))
+    assert (outer.kind, outer.reduction) == (Kind.REDUCTION, Reduction(162, 18, is_inner=False))
+    short = loops.loop(node(aten.bmm.default, matrices[:, :, :4], column[:, :4]))
+    assert (short.kind, short.unrolled, short.operations) == (Kind.POINTWISE, 4, 7)
     assert loops.kind(node(aten.bmm.default, matrices, matrices.mT)) is Kind.KERNEL
     elsewhere = (matrices.to("meta"), column.to("meta"))
     assert loops.kind(node(aten.bmm.default, *elsewhere)) is Kind.KERNEL
