@@ -57,9 +57,11 @@ def _matrices(node: fx.Node) -> Iterable[fx.Node]:
     waiting = compilers.gated(node)
     product = waiting or node
     if product.op == "call_function" and kind(product) is Kind.KERNEL:
-        operands = node.args[2:] if waiting else node.args
+        inputs = waiting.graph.find_nodes(op="placeholder") if waiting else ()
+        outside = dict(zip(inputs, node.args[2:], strict=False))  # each value is there once
         for place in _MATRICES.get(ops.packet(product), ()):
-            operand = operands[place]
+            operand = product.args[place]
+            operand = outside.get(operand, operand)
             assert isinstance(operand, fx.Node)
             yield operand
 

@@ -77,6 +77,18 @@ def test_what_waits_is_looked_into() -> None:
     assert arrange_operands(part) == 1
 
 
+def test_a_product_of_a_value_with_itself_may_wait() -> None:
+    """What waits is given each of its operands once."""
+    x = torch.randn(3, 5, 5)
+    part = traced(lambda x, _: torch.bmm(x.exp().mT, x.exp().mT) + torch.bmm(y := x.cos().mT, y), x, x)
+    products = part.graph.find_nodes(op="call_function", target=ops.aten.bmm.default)
+    compilers.order_after(part, {each: next(iter(part.graph.nodes)) for each in products})
+    assert arrange_operands(part) == 0  # columns lie side by side
+    torch.testing.assert_close(
+        part(x, x), torch.bmm(x.exp().mT, x.exp().mT) + torch.bmm(x.cos().mT, x.cos().mT)
+    )
+
+
 def by_each(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     """Products for each index of the first, the second and the last dimension; one has to copy."""
     y = x.exp()

@@ -91,6 +91,7 @@ class Lowering:
             compiled(*args).square().sum().backward()
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="each version stores a few others")
 @pytest.mark.parametrize("budget", [None, "min"])
 @pytest.mark.parametrize("function", [scanned, sampled, weighted, transformed])
 def test_inductor_stores_what_is_predicted_to_be_too_long(
