@@ -16,7 +16,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -224,19 +224,17 @@ def order_after(module: fx.GraphModule, waits: Mapping[fx.Node, fx.Node]) -> Non
     module.recompile()
 
 
-def gated(node: fx.Node) -> fx.Node | None:
-    """The operator that a node runs behind what it waits for (``order_after``); None if it waits for nothing.
-
-    What the operator reads are the node's arguments from the third on.
-    """
+def gated(node: fx.Node) -> tuple[fx.Node, Sequence[Any]]:
+    """The operator that a node is, or runs behind what it waits for (``order_after``), and its arguments."""
     from torch._inductor.fx_passes.control_dependencies import control_deps
 
     if node.target is not control_deps:
-        return None
+        return node, node.args
     part: Any = node.args[1]
-    assert node.graph.owning_module is not None
-    nodes: Iterable[fx.Node] = getattr(node.graph.owning_module, part.target).graph.nodes
-    return next(each for each in nodes if each.op == "call_function")
+    graph = getattr(node.graph.owning_module, part.target).graph
+    operator = next(each for each in graph.nodes if each.op == "call_function")
+    given = dict(zip(graph.find_nodes(op="placeholder"), node.args[2:], strict=True))  # each value once
+    return operator, [given[each] if isinstance(each, fx.Node) else each for each in operator.args]
 
 
 def read_as(reader: fx.Node, node: fx.Node, value: torch.Tensor, alone: bool = False) -> None:

@@ -236,7 +236,7 @@ def loop(node: fx.Node) -> Loop:
 
 
 def _operations(node: fx.Node) -> int:
-    """Operations that an element takes, but for those that ``_comparisons`` tells.
+    """Operations that an element takes, but for those of ``_comparisons`` and ``_numbers``.
 
     Where parts are chosen from, several comparisons are joined, and what is read is masked and chosen.
     """
@@ -261,22 +261,26 @@ def _comparisons(node: fx.Node) -> Iterator[str]:
     bounds = {"index": argument(node, "index")} if operator is aten.select_scatter else {}
     if operator is aten.slice_scatter:
         bounds = _bounds(node)
-    dim = argument(node, "dim")
     if bounds:
+        dim = argument(node, "dim")
         yield f"place in {dim}"
-    for name, bound in bounds.items():
-        yield f"bound {bound}"
-        yield f"{name} {bound} in {dim}"
+        for name, bound in bounds.items():
+            yield f"bound {bound}"
+            yield f"{name} {bound} in {dim}"
 
 
 def _bounds(node: fx.Node) -> dict[str, Any]:
     """The bounds of the slice that is scattered which are not those of what it is scattered to."""
-    start, end, step = (argument(node, name) for name in ("start", "end", "step"))
+    found = {name: argument(node, name) for name in ("start", "end", "step")}
     tensor = next(tensors(node.meta.get("val")), None)
     size = None if tensor is None or not tensor.dim() else tensor.shape[argument(node, "dim")]
-    ends_early = isinstance(end, int) and isinstance(size, int) and end < size
-    given = {"start": start not in (0, None), "end": ends_early, "step": step != 1}
-    return {name: argument(node, name) for name, is_given in given.items() if is_given}
+    end = found["end"]
+    usual = {
+        "start": found["start"] in (0, None),
+        "end": not (isinstance(end, int) and isinstance(size, int) and end < size),
+        "step": found["step"] == 1,
+    }
+    return {name: bound for name, bound in found.items() if not usual[name]}
 
 
 def _adds_atomically(node: fx.Node) -> bool:
@@ -287,10 +291,10 @@ def _adds_atomically(node: fx.Node) -> bool:
 def _numbers(node: fx.Node) -> Iterator[str]:
     """The numbers that an operator computes each element with, as texts that tell the type of the result."""
     value = next(tensors(node.meta.get("val")), None)
-    if value is None:
-        return
     is_computing = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    for given in node.args if is_computing or packet(node) in (aten.full, aten.scalar_tensor) else ():
+    if value is None or not (is_computing or packet(node) in (aten.full, aten.scalar_tensor)):
+        return
+    for given in node.args:
         if isinstance(given, (int, float)):
             yield f"{given} {value.dtype}"
 

@@ -98,14 +98,14 @@ def _weights(node: fx.Node) -> fx.Node:
 
 def _images(node: fx.Node) -> Sequence[fx.Node]:
     """What a convolution or its gradient reads of a batch, its weights left out."""
-    operands = node.args[2:] if compilers.gated(node) else node.args
-    count = 2 if ops.is_convolution_gradient(node) else 1
+    operator, operands = compilers.gated(node)
+    count = 2 if ops.is_convolution_gradient(operator) else 1
     return [each for each in operands[:count] if isinstance(each, fx.Node)]
 
 
 def _has_convolution(node: fx.Node) -> bool:
     """Whether a node is a convolution or the gradient of one, or waits to be."""
-    return ops.has_convolution(compilers.gated(node) or node)
+    return ops.has_convolution(compilers.gated(node)[0])
 
 
 def _works_channels_last(node: fx.Node) -> bool:

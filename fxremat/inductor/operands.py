@@ -54,14 +54,10 @@ def arrange_operands(part: fx.GraphModule) -> int:
 
 def _matrices(node: fx.Node) -> Iterable[fx.Node]:
     """What a product reads besides what it adds to; nothing for other nodes."""
-    waiting = compilers.gated(node)
-    product = waiting or node
+    product, operands = compilers.gated(node)
     if product.op == "call_function" and kind(product) is Kind.KERNEL:
-        inputs = waiting.graph.find_nodes(op="placeholder") if waiting else ()
-        outside = dict(zip(inputs, node.args[2:], strict=False))  # each value is there once
         for place in _MATRICES.get(ops.packet(product), ()):
-            operand = product.args[place]
-            operand = outside.get(operand, operand)
+            operand = operands[place]
             assert isinstance(operand, fx.Node)
             yield operand
 
