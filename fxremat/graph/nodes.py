@@ -179,9 +179,14 @@ def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[
         if tainted.isdisjoint(replay(node).operands):
             continue
         readers.add(node)
-        if ops.viewed_operand(node) in tainted:
+        if _shown_by(node) in tainted:
             tainted.add(node)
     return frozenset(readers)
+
+
+def _shown_by(node: fx.Node) -> fx.Node | None:
+    """The operand whose storage a node shares, or the operator of whose results it picks one."""
+    return node.all_input_nodes[0] if ops.is_getitem(node) else ops.viewed_operand(node)
 
 
 class _Storages:
@@ -197,7 +202,7 @@ class _Storages:
 
     def add(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], fx.Node | None]:
         """Returns what the node creates, what its value views, and the operand it shares with."""
-        shares = node.all_input_nodes[0] if ops.is_getitem(node) else ops.viewed_operand(node)
+        shares = _shown_by(node)
         if node.op in ("placeholder", "get_attr"):
             created: tuple[int, ...] = ()
             self.views[node] = ()

@@ -132,6 +132,19 @@ def test_batch_statistics_that_the_program_reads_are_the_updated_ones() -> None:
     assert_trains_alike(program(body, nn.BatchNorm1d(4)), [square()], planner=everything(1))
 
 
+def test_parts_of_a_buffer_that_is_written_to_are_read_once() -> None:
+    """What is computed of parts of it, in the forward, is of the old numbers, also where all runs again."""
+
+    def body(p: Program, x: Tensor) -> Tensor:
+        y = x @ p.weight
+        for part in (*p.state.chunk(2), *p.state.unbind()):
+            y = (y * part.cos().sum()).sin()
+        p.state.mul_(0.5)
+        return y
+
+    assert_trains_alike(program(body), [square()], planner=everything(1))
+
+
 def test_a_shared_batch_norm_updates_for_each_of_its_uses() -> None:
     """One BatchNorm used three times in a row updates its statistics three times, in order."""
     linear, norm = nn.Linear(4, 4), nn.BatchNorm1d(4)

@@ -409,7 +409,7 @@ def test_running_statistics_are_updated_once() -> None:
 
 
 class Counting(nn.Module):
-    """A model that reads a buffer, through a view as well, and then writes to it."""
+    """A model that reads a buffer, through a view and in parts as well, and then writes to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -417,6 +417,7 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + self.count.view(2, 2).exp() + self.count.sin().view(2, 2)
+        y = y * self.count.chunk(2)[1].cos()
         self.count.add_(1)
         return (y * y).sum()
 
@@ -425,7 +426,8 @@ def test_readers_of_an_input_that_is_written_to_run_once() -> None:
     """Run again they would read the new value; what reads their results may run again."""
     graph = fxremat.capture(Counting(), leaf(2, 2))
     problem = "it reads an input that the program writes to"
-    assert reasons(graph) == dict.fromkeys(("view", "exp", "sin", "add_2", "copy_"), problem)
+    names = ("view", "exp", "sin", "split", "getitem_1", "cos", "add_2", "copy_")
+    assert reasons(graph) == dict.fromkeys(names, problem)
 
 
 def test_readers_of_an_input_that_is_copied_to_run_once() -> None:
