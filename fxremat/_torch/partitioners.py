@@ -36,11 +36,34 @@ __all__ = [
 ]
 
 
+class _Draw:
+    """Stands in the place of an operator that draws random numbers, and is equal to none."""
+
+    __name__ = "draw"  # by which PyTorch tells what writes to its operands
+
+    def __init__(self, operator: Any) -> None:
+        self.operator = operator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.operator(*args, **kwargs)
+
+
 def cse(module: fx.GraphModule) -> None:
-    """Merge equal nodes, as PyTorch's partitioner does before it decides anything."""
+    """Merge equal nodes, as PyTorch's partitioner does before it decides anything.
+
+    But no draws of random numbers: PyTorch knows some of these operators alone.
+    """
     module.graph.eliminate_dead_code()
     if functorch_config.cse:
-        module.graph = fx_graph_cse(module.graph)
+        for node in module.graph.nodes:
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                node.target = _Draw(node.target)
+        try:
+            module.graph = fx_graph_cse(module.graph)
+        finally:
+            for node in module.graph.nodes:
+                if isinstance(node.target, _Draw):
+                    node.target = node.target.operator
     module.recompile()
 
 

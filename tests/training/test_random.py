@@ -5,6 +5,7 @@ Where graphs run as they are, numbers are drawn again from the state that the ge
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,6 +80,33 @@ def test_random_operators_of_every_kind_keep_their_order(mirrors: int) -> None:
         "aten.native_dropout.default",
         "aten.multinomial.default",
     } <= drawn_again
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, 9),
+    "uniform": lambda x: torch.empty_like(x).uniform_(),
+    "normal": lambda x: torch.empty_like(x).normal_(),
+    "exponential": lambda x: torch.empty_like(x).exponential_(),
+    "rrelu": lambda x: functional.rrelu(x, training=True),
+    "dropout": lambda x: functional.dropout(x, 0.5),
+    "gumbel_softmax": functional.gumbel_softmax,
+}
+
+
+@pytest.mark.parametrize("budget", [None, "min"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_two_draws_alike_are_two(name: str, budget: Any) -> None:
+    """Of the same operand, by the same operator: other numbers, which eager has, too."""
+
+    def body(p: Program, x: Tensor) -> Tensor:
+        y = x @ p.weight - 1
+        first, second = DRAWS[name](y), DRAWS[name](y)
+        return (y * (first - second)).sin()
+
+    module = program(body)
+    assert module(square()).count_nonzero()
+    assert_trains_alike(module, [square()], budget=budget)
 
 
 def test_the_backward_leaves_the_generator_as_it_was() -> None:
