@@ -51,17 +51,19 @@ _COPYING = frozenset(
         prims.iota,
     }
 )
-# Loops that read windows of their operands.
-_WINDOWS = frozenset(
+# Loops that read windows of their operands, and those of them that are computed inside of no other.
+AVERAGES = frozenset({aten.avg_pool2d, aten.avg_pool2d_backward})
+_MAXIMA = frozenset(
     {
-        aten.avg_pool2d,
-        aten.avg_pool2d_backward,
         aten.max_pool2d_with_indices,
         aten.max_pool2d_with_indices_backward,
         prims._low_memory_max_pool_offsets_to_indices,
         prims._low_memory_max_pool_with_offsets,
     }
 )
+_WINDOWS = AVERAGES | _MAXIMA
+# Inductor's limit for the elements of a window that it goes through without a loop.
+MAX_WINDOW = 25
 # Inductor's default: config.unroll_reductions_threshold.
 MAX_UNROLLED = 8
 _UNROLLED = frozenset({aten.all, aten.amax, aten.amin, aten.any, aten.mean, aten.prod, aten.sum})
@@ -88,15 +90,19 @@ _PUTS = frozenset({aten._unsafe_index_put, aten._unsafe_masked_index_put_accumul
 # They read their first operand at places that the others say.
 _GATHERS = frozenset({aten._unsafe_index, aten.embedding, aten.gather, aten.index})
 # They read their operands at other places than those that they compute.
-_MOVING = _GATHERS | frozenset(
-    {
-        aten.cat,
-        aten.constant_pad_nd,
-        aten.flip,
-        aten.repeat,
-        aten.roll,
-        aten.slice_scatter,
-    }
+_MOVING = (
+    _GATHERS
+    | AVERAGES
+    | frozenset(
+        {
+            aten.cat,
+            aten.constant_pad_nd,
+            aten.flip,
+            aten.repeat,
+            aten.roll,
+            aten.slice_scatter,
+        }
+    )
 )
 # They compute nothing: what they read is counted, or the number that they fill with.
 _PLAIN = _GATHERS | frozenset(
@@ -157,7 +163,8 @@ class Loop:
         elements: Elements that its loop runs over.
         reduction: Its sizes; None where it reduces nothing.
         is_expensive: Whether Inductor would rather store it than compute it in two places.
-        is_window: Whether it reads windows of its operands, so that they and it get buffers.
+        is_window: Whether it reads windows of its operands, so that these get buffers.
+        is_maximum: Whether it is of such windows, and where they have it, so that it gets a buffer, too.
         is_product: Whether it is a product of matrices, to which a sum that alone reads it can be fused.
         is_sum: Whether it is a plain sum of two values.
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.
@@ -180,6 +187,7 @@ class Loop:
     reduction: Reduction | None = None
     is_expensive: bool = False
     is_window: bool = False
+    is_maximum: bool = False
     is_product: bool = False
     is_sum: bool = False
     is_cat: bool = False
@@ -210,7 +218,8 @@ def loop(node: fx.Node) -> Loop:
     elements, lowered = _elements(node), kind(node)
     if lowered is Kind.REDUCTION:
         read = max(map(_elements, node.all_input_nodes), default=elements)
-        return Loop(Kind.REDUCTION, read, Reduction(read, elements, _reduces_innermost(node)))
+        reduction = Reduction(read, elements, _reduces_innermost(node))
+        return Loop(Kind.REDUCTION, read, reduction, is_window=packet(node) in _WINDOWS)
     operator, parts = packet(node), unrolled(node)
     is_add = operator is aten.scatter_add
     is_scatter = is_add and graphs.scatters_apart(node.meta["val"], argument(node, "src").meta["val"])
@@ -220,6 +229,7 @@ def loop(node: fx.Node) -> Loop:
         _elements(argument(node, "src" if is_add else "values")) if is_put else elements,
         is_expensive=operator in _DEAR,
         is_window=operator in _WINDOWS,
+        is_maximum=operator in _MAXIMA,
         is_product=operator is aten.mm,
         is_sum=operator is aten.add and argument(node, "alpha") == 1,
         is_cat=operator is aten.cat,
@@ -252,7 +262,46 @@ def _operations(node: fx.Node) -> int:
         return 0
     if operator is aten.bmm:
         return 2 * unrolled(node) - 1
+    if operator in AVERAGES:
+        return _averaging(node)
     return max(1, unrolled(node) - 1) + (operator is aten.mean)
+
+
+def _averaging(node: fx.Node) -> int:
+    """Operations of an average pooling, or its gradient, which says of each window whether it is there."""
+    rows, columns = sizes = _window(node)
+    if packet(node) is aten.avg_pool2d:
+        return 6 * rows * columns + 2 if is_padded(node) else rows * columns + 1
+    return 12 + 3 * (rows + columns) + max(0, max(sizes) - 2) + 4 * rows * columns
+
+
+def is_padded(node: fx.Node) -> bool:
+    """Whether windows of an average pooling stand out of what is pooled."""
+    return any(argument(node, "padding")) or bool(argument(node, "ceil_mode"))
+
+
+def strides_of(node: fx.Node) -> tuple[int, int]:
+    """By how many rows and columns the windows of an average pooling lie apart."""
+    return _rows_and_columns(argument(node, "stride") or argument(node, "kernel_size"))
+
+
+def _rows_and_columns(given: Sequence[int]) -> tuple[int, int]:
+    return given[0], given[-1]
+
+
+def _window(node: fx.Node) -> tuple[int, int]:
+    """Rows and columns of the window that an average is of, or of the windows that a gradient is of."""
+    rows, columns = _rows_and_columns(argument(node, "kernel_size"))
+    if packet(node) is aten.avg_pool2d:
+        return rows, columns
+    by_row, by_column = strides_of(node)
+    return max(1, *_covering(rows, by_row)), max(1, *_covering(columns, by_column))
+
+
+def _covering(size: int, stride: int) -> Iterator[int]:
+    """How many windows of a size lie over each of the first places."""
+    for place in range(2 * size):
+        yield place // stride - max(0, (place - size) // stride)
 
 
 def _comparisons(node: fx.Node) -> Iterator[str]:
@@ -289,14 +338,18 @@ def _adds_atomically(node: fx.Node) -> bool:
 
 
 def _numbers(node: fx.Node) -> Iterator[str]:
-    """The numbers that an operator computes each element with, as texts that tell the type of the result."""
-    value = next(tensors(node.meta.get("val")), None)
+    """The numbers that an operator computes each element with, as texts that tell their type.
+
+    It is that of the result, or of what is compared with them.
+    """
     is_computing = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    if value is None or not (is_computing or packet(node) in (aten.full, aten.scalar_tensor)):
+    given = [each for each in node.args if isinstance(each, (int, float))]
+    if not (given and (is_computing or packet(node) in (aten.full, aten.scalar_tensor))):
         return
-    for given in node.args:
-        if isinstance(given, (int, float)):
-            yield f"{given} {value.dtype}"
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    types = [tensor.dtype for tensor in tensors(values)]
+    for number in given if types else ():
+        yield f"{number} {types[1] if types[0] is torch.bool and len(types) > 1 else types[0]}"
 
 
 def _reduces_innermost(node: fx.Node) -> bool:
@@ -333,9 +386,16 @@ def kind(node: fx.Node) -> Kind:
         return Kind.KERNEL
     if packet(node) in _REDUCTIONS or _has_vector(node):
         return Kind.POINTWISE if unrolled(node) > 1 else Kind.REDUCTION
+    if packet(node) in AVERAGES and math.prod(_window(node)) > MAX_WINDOW:
+        return Kind.REDUCTION if _is_in_parts(node) else Kind.KERNEL
     if packet(node) in _COPYING | _WINDOWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return Kind.POINTWISE
     return Kind.KERNEL
+
+
+def _is_in_parts(node: fx.Node) -> bool:
+    """Whether it is an average of windows that lie side by side."""
+    return packet(node) is aten.avg_pool2d and strides_of(node) == _window(node)
 
 
 def _has_complex(node: fx.Node) -> bool:
@@ -357,6 +417,9 @@ def unrolled(node: fx.Node) -> int:
     if _has_vector(node):
         size = node.all_input_nodes[0].meta["val"].shape[2]
         return size if isinstance(size, int) and 0 < size < MAX_UNROLLED else 1
+    if packet(node) in AVERAGES:
+        size = math.prod(_window(node))
+        return size if size <= MAX_WINDOW else 1
     found = _reduced(node) if packet(node) in _UNROLLED else None
     if found is None or (found[0].device.type == "cpu" and _elements(node) == 1):
         return 1

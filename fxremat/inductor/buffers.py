@@ -137,7 +137,8 @@ class Buffers:
             size = self.graph.node_bytes(self.binding.nodes[step])
             for read in self.inlining.buffers_read[step] if size else ():
                 leaf = bases[read]
-                is_there = is_stored[leaf] or (leaf in inside and self.kernels[leaf] is kernel)
+                is_inside = leaf in inside and self.kernels[leaf] is kernel
+                is_there = is_stored[leaf] or (is_inside and not self._is_local(kernel))
                 if not is_there or sizes[self.binding.nodes[read]] != size:
                     continue
                 is_fixed = read in taken or read in outputs or leaf in self.grouping.feeders
@@ -150,6 +151,20 @@ class Buffers:
                     (found if is_stored[step] else inside)[step] = inside.get(leaf, leaf)
                     break
         return found
+
+    def _is_local(self, kernel: Kernel) -> bool:
+        """Whether what a kernel alone uses has no more than a row, in a buffer of the kernel's own.
+
+        So it is on a CPU where loops go through each row one after the other, since they read what others
+        reduce it to, as in a softmax: and none goes over the rows alone.
+        """
+        ranges = [each for each in map(self.grouping.ranges.__getitem__, kernel.steps) if each is not None]
+        if kernel.reduction is None or len(ranges) < len(kernel.steps):
+            return False
+        dims = {len(each.kept) + len(each.reduced) for each in ranges}
+        reduced = {step for step in kernel.steps if self.inlining.loops[step].reduction is not None}
+        is_again = any(reduced.intersection(self.inlining.leaves[step]) for step in kernel.steps)
+        return is_again and dims == {1 + min(len(each.kept) for each in ranges)}
 
     def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
         """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""

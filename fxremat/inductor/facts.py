@@ -39,6 +39,7 @@ class Facts:
         strided_views: Indices of the views that name the strides of what they show, which therefore gets a
             buffer as soon as it is computed.
         part_views: Indices of the views that show a part of what they look at, or a view of it.
+        alike: For each view, the first that shows the same of values of the same sizes.
         pooling_offsets: Indices of the nodes that pick, of the results of a maximum pooling, the offsets.
         copied_bytes: For each input of a graph with convolutions, bytes of the copy that lies channels last;
             0 where the input lies so itself.
@@ -67,6 +68,7 @@ class Facts:
     hinting: frozenset[int]
     strided_views: frozenset[int]
     part_views: frozenset[int]
+    alike: Mapping[int, int]
     pooling_offsets: frozenset[int]
     copied_bytes: Mapping[int, int]
     sequences: Mapping[int, Sequence[int]]
@@ -122,6 +124,7 @@ def _facts(graph: JointGraph) -> Facts:
         frozenset(at for at, node in each if _is_hinting(node, kinds[at])),
         frozenset(at for at, node in each if ops.packet(node) is ops.aten.as_strided),
         _part_views(graph, viewed),
+        _alike(graph, viewed),
         frozenset(index for index, node in each if picks_offsets(node)),
         {index: _copied_bytes(graph, index) for index in inputs},
         {index: copied for index in convolutions if (copied := _sequences(graph, index, stored))},
@@ -146,6 +149,20 @@ def _part_views(graph: JointGraph, viewed: Sequence[int | None]) -> frozenset[in
             if shown in found or graph.loops[index].elements < graph.loops[shown].elements:
                 found.add(index)
     return frozenset(found)
+
+
+def _alike(graph: JointGraph, viewed: Sequence[int | None]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    first: dict[tuple[object, ...], int] = {}
+    for index, place in enumerate(viewed):
+        if place is None:
+            continue
+        node = graph.fx_nodes[index]
+        shown = graph.fx_nodes[graph.nodes[index].operands[place]]
+        sizes = (each.shape for each in ops.tensors([node.meta.get("val"), shown.meta.get("val")]))
+        given = [each for each in (*node.args, *node.kwargs.items()) if each is not shown]
+        found[index] = first.setdefault((node.target, str(given), *map(str, sizes)), index)
+    return found
 
 
 def _images(graph: JointGraph) -> Iterable[tuple[int, Sequence[int]]]:

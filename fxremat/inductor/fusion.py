@@ -13,18 +13,19 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    compute it themselves. A view of a value that reads one buffer is copied, where a product and others read
    it, and all other loops compute the value themselves.
 2. *Fusion* (``grouping.py``). Realized loops over the same elements become one kernel where no path between
-   them leaves it: a loop with what it reads, and loops near each other that read the same buffer or input. A
-   value that only its own kernel reads needs no buffer. Reductions over different dimensions do not fuse, nor
-   one of outer dimensions and a loop over what it reads; nor does a loop that writes to places which are
-   computed with what reads its result, nor on a CPU with any; nor, past an external kernel, reductions and a
-   loop over what they write (``order.may_fuse``). The kernel runs where the first of its loops stands, or as
-   soon as all that it reads is there (``timing.py``).
+   them leaves it: a loop with what it reads, and loops near each other that read the same part of a buffer,
+   or an input. A value that only its own kernel reads needs no buffer. Reductions over different dimensions
+   do not fuse, nor one of outer dimensions and a loop over what it reads; nor does a loop that writes to
+   places which are computed with what reads its result, nor on a CPU with any; nor, past an external kernel,
+   reductions and a loop over what they write (``order.may_fuse``). The kernel runs where the first of its
+   loops stands, or as soon as all that it reads is there (``timing.py``).
 3. *Products.* A product of two matrices that a sum of the same size alone reads is computed with the sum,
    by ``addmm``, where the sum stands (``products.py``).
 4. *In place* (``buffers.py``). A loop writes over an operand of the same size that no later kernel reads, nor
    a loop of its own kernel that it does not depend on; so does what is used inside of a kernel alone, and
-   then a later loop of it over that. Where images lie channels last, it does not if one of
-   the two has the channels of several images as those of one.
+   then a later loop of it over that, unless loops of it go through rows again on a CPU, as a softmax does.
+   Where images lie channels last, it does not if one of the two has the channels of several images as those
+   of one.
 5. *Layout* (``layout.py``). Convolutions work channels last where Inductor says so, which it does for the
    forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
    start, and the copy is held as long as a convolution or its gradient reads it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from typing import TypeAlias
 
 from fxremat._torch import graphs
 from fxremat.graph import ops
@@ -19,6 +20,7 @@ from fxremat.graph.schedule import Binding
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.nests import may_share, nests
+from fxremat.inductor.operations import Place
 from fxremat.inductor.pooling import scatters
 from fxremat.inductor.segments import Recomputation, recomputation
 
@@ -26,6 +28,8 @@ from fxremat.inductor.segments import Recomputation, recomputation
 # config.score_fusion_memory_threshold.
 MAX_DISTANCE = 64
 MIN_SHARED_BYTES = 10
+
+Shared: TypeAlias = tuple[int, Place]  # a step, or an input, and which part of its value
 
 MAX_SIBLINGS = 4  # that share a read, among which a loop looks for a kernel to join
 
@@ -45,6 +49,7 @@ class Grouping:
             and the kernels of these loops.
         scatters: What ``pooling.scatters`` says.
         drawn_in_rows: Draws of numbers for loops over rows, which are computed there.
+        ranges: On a CPU, for each step, the ranges of a loop that computes it; None if they are not known.
     """
 
     def __init__(
@@ -60,9 +65,9 @@ class Grouping:
         views = itertools.chain(*self.scatters.values())
         self._scattered = frozenset(inlining.bases[view] for view in views)
         self.drawn_in_rows: set[int] = set()
-        self._latest_readers: dict[int, deque[Kernel]] = {}  # of what is shareable, among loops
+        self._latest_readers: dict[Shared, deque[Kernel]] = {}  # of what is shareable, among loops
         self._realized_count = 0
-        self._ranges = nests(graph, inlining) if graph.is_on_cpu else [None] * len(inlining.realized)
+        self.ranges = nests(graph, inlining) if graph.is_on_cpu else [None] * len(inlining.realized)
         realized = (step for step, is_realized in enumerate(inlining.realized) if is_realized)
         for step in sorted(realized, key=inlining.realized_at.__getitem__):
             self.kernels[step] = self._kernel_of(step)
@@ -96,7 +101,7 @@ class Grouping:
             runs_at=place,
             made_for=self.inlining.made_for(step) if self.graph.is_on_cpu else None,
         )
-        kernel.take(step, loop, place, producers, self._realized_count, self._ranges[step])
+        kernel.take(step, loop, place, producers, self._realized_count, self.ranges[step])
         for read in shareable:
             readers = self._latest_readers.get(read)
             if readers is None:
@@ -112,7 +117,7 @@ class Grouping:
         found = dict.fromkeys([self.kernels[leaf] for leaf in self.inlining.leaves[step] if leaf >= first])
         return [kernel for kernel in found if kernel is not None]
 
-    def _joinable(self, step: int, producers: Sequence[Kernel], shareable: Iterable[int]) -> Kernel | None:
+    def _joinable(self, step: int, producers: Sequence[Kernel], shareable: Iterable[Shared]) -> Kernel | None:
         """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read.
 
         No path may lead from it to the loop through another kernel, which would have to run inside of it.
@@ -134,7 +139,7 @@ class Grouping:
         On a CPU numbers are drawn in a loop over all elements, unless the first that reads them goes over
         rows: then they are drawn there, and a kernel that reduces these rows computes both.
         """
-        ranges = self._ranges[step]
+        ranges = self.ranges[step]
         if kernel is None or ranges is None or ranges.is_flat or len(kernel.steps) > 1:
             return None
         (draw,) = kernel.steps
@@ -155,7 +160,7 @@ class Grouping:
 
         Those of one of its loops will do: Inductor makes one of these two first.
         """
-        first, second = kernel.ranges, self._ranges[step]
+        first, second = kernel.ranges, self.ranges[step]
         if first is None or second is None:
             return True
         if may_share(first, second, kernel in producers):
@@ -164,7 +169,7 @@ class Grouping:
                 return True
             is_whole = first.is_flat and len(kernel.steps) > 1  # and can't be split any more
             return not is_whole and {self._sizes(step)} == {*map(self._sizes, kernel.steps)}
-        loops = [self._ranges[each] for each in kernel.steps]
+        loops = [self.ranges[each] for each in kernel.steps]
         return second in loops or any(
             each is not None and not each.reduced and may_share(each, second, kernel in producers)
             for each in loops
@@ -206,17 +211,17 @@ class Grouping:
         is_like = kernel.reduction is not None and kernel.reduction.written == loop.elements
         return is_like and loop.reduction is None and kernels[kernel.steps[-1]] < kernels[step]
 
-    def _shareable(self, step: int) -> list[int]:
+    def _shareable(self, step: int) -> list[Shared]:
         """What is read of steps, and of inputs (numbered below 0), and is enough to fuse with other readers.
 
-        Of its seeds a draw reads one.
+        Of its seeds a draw reads one. Readers of two parts of a value share nothing.
         """
         if self.inlining.loops[step].is_draw:
             return []
         nodes, sizes = self.binding.nodes, self.graph.bytes_of_nodes
-        leaves, inputs = self.inlining.leaves[step], sorted(self.inlining.inputs_read[step])
-        found = [leaf for leaf in leaves if sizes[nodes[leaf]] >= MIN_SHARED_BYTES]
-        return found + [~each for each in inputs if self.graph.loops[each].elements >= MIN_SHARED_BYTES]
+        parts, inputs = self.inlining.parts_of(step), sorted(self.inlining.inputs_read[step])
+        found = [each for each in parts if sizes[nodes[each[0]]] >= MIN_SHARED_BYTES]
+        return found + [(~each, ()) for each in inputs if self.graph.loops[each].elements >= MIN_SHARED_BYTES]
 
     def _find_feeders(self, step: int) -> Iterable[tuple[int, Kernel]]:
         """Operands of a concatenation, and the near loops that have them at hand and can write them to it."""

@@ -15,7 +15,7 @@ from fxremat.graph.schedule import Binding
 from fxremat.inductor.concatenation import Slices
 from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
-from fxremat.inductor.operations import MOST, Operations
+from fxremat.inductor.operations import MOST, Operations, Place
 from fxremat.inductor.products import summed_products
 from fxremat.inductor.segments import OWN_BUFFER, waited_for
 from fxremat.inductor.shown import State
@@ -41,6 +41,8 @@ class Inlining:
         pinned: For each step, whether the backward or the caller needs its value.
         leaves: For each step, the realized steps that computing it reads.
         buffers_read: The same, but as ``looked_at`` tells them apart.
+        parts: For steps that read parts of values, the realized steps that computing them reads, and which
+            parts of their values.
         inputs_read: For each step, the nodes of the graph's inputs that computing it reads.
         is_dear: For each pointwise step, whether computing it inside of its readers would be too much work.
         realized: For each step, whether its value is computed where it stands.
@@ -80,6 +82,7 @@ class Inlining:
         nothing: list[tuple[int, ...]] = [()] * len(binding.nodes)
         self.leaves = nothing.copy()
         self.buffers_read = nothing
+        self.parts: dict[int, Sequence[tuple[int, Place]]] = {}
         own_inputs = facts(graph).inputs
         self.inputs_read = [own_inputs[position] for position in binding.nodes]
         self.realized = [kind is not Kind.VIEW for kind in self.kinds]  # of pointwise steps it is found out
@@ -88,6 +91,7 @@ class Inlining:
         self.early_readers: dict[int, list[int]] = {}
         self.realized_at = list(range(len(binding.nodes)))
         self._operations = Operations(graph, binding, self.bases)
+        self._reads_places = [False] * len(binding.nodes)  # if one buffer at several places
         self._moves = [False] * len(binding.nodes)  # if what computes it reads elsewhere than it computes
         self.slices = Slices(self)
         self._realize()
@@ -223,6 +227,8 @@ class Inlining:
                     moves = moves or self._moves[base]
             if bases[step] != step:  # who reads a view reads what it looks at
                 continue
+            if moves:
+                self._find_parts(step, reads)
             self.leaves[step] = self.buffers_read[step] = tuple(dict.fromkeys(found))
             if buffers != found:
                 self.buffers_read[step] = tuple(dict.fromkeys(buffers))
@@ -236,6 +242,22 @@ class Inlining:
                         self._copied[step] = self._may_be_copied[step]
                     place = self._place(step)
                     self.realized_at[step] = min(place, self._waited_at.get(step, place))
+
+    def _find_parts(self, step: int, reads: Iterable[int | None]) -> None:
+        """Find which parts of values a step reads, if it reads any."""
+        found: dict[tuple[int, Place], None] = {}
+        for read in reads:
+            if read is not None:
+                base = self.bases[read]
+                place = self._operations.picked(read, self.realized[base])
+                known = {(base, ())} if self.realized[base] else self.parts_of(base)
+                found |= {(leaf, place + inside): None for leaf, inside in known}
+        if any(place for _, place in found):
+            self.parts[step] = tuple(found)
+
+    def parts_of(self, step: int) -> Sequence[tuple[int, Place]]:
+        """The realized steps that computing a step reads, and which parts of their values."""
+        return self.parts.get(step) or [(leaf, ()) for leaf in self.leaves[step]]
 
     def _write_to(self, cat: int) -> None:
         """Have loops write to a concatenation: those of what it reads are there by now, if not before."""
@@ -257,7 +279,7 @@ class Inlining:
         if step in self.states:
             return self.states[step] is not State.INLINED
         loop = self.loops[step]
-        if self.is_dear[step] or loop.is_window or loop.is_draw or step in self.slices.cats:
+        if self.is_dear[step] or loop.is_maximum or loop.is_draw or step in self.slices.cats:
             return True
         if step in self._shown_by_strides or (step in self._hinted_at and self._reads_several(step)):
             return True
@@ -272,7 +294,7 @@ class Inlining:
         if self.pinned[step] or self.is_dear[step] or step in self._shown_by_strides:
             return step
         loop, readers = self.loops[step], self.readers[step]
-        if loop.is_window or loop.is_draw or loop.is_cat or not readers:
+        if loop.is_maximum or loop.is_draw or loop.is_cat or not readers:
             return step
         if len(readers) == 1 and self.loops[readers[0]].is_window:
             return readers[0]
@@ -347,8 +369,9 @@ class Inlining:
             step: The step.
             operations: Those of what it reads.
         """
-        is_shared, reads = len(self.readers[step]) > 1, self._num_reads(step)
-        count, reads = self._operations.take(step, operations, reads, self._moves[step], self.realized)
+        is_shared, buffers = len(self.readers[step]) > 1, self._num_reads(step)
+        count, reads = self._operations.take(step, operations, buffers, self._moves[step], self.realized)
+        self._reads_places[step] = reads > buffers
         is_long = count > self._operations.limit
         if (is_long or self._is_heavy[step]) and (is_shared or self._is_broadcast(step)):
             return True
@@ -364,7 +387,9 @@ class Inlining:
         return any(each.kind in LOOPS and not each.is_moving and own <= each.elements for each in readers)
 
     def _reads_several(self, step: int) -> bool:
-        """Whether computing a step reads more than one buffer of several elements."""
+        """Whether computing a step reads several buffers of several elements, or one at several places."""
+        if self._reads_places[step]:
+            return True
         loops, nodes = self.graph.loops, self.binding.nodes
         large = sum(loops[each].elements > 1 for each in self.inputs_read[step])
         return large + sum(loops[nodes[each]].elements > 1 for each in self.buffers_read[step]) > 1

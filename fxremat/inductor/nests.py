@@ -6,11 +6,12 @@ On a CPU loops are fused that have the same ranges, or one inside of the other; 
 for each of several heads is enough to keep two loops over the same elements apart.
 
 A value's elements are counted as it was traced to lie, for images channels last where convolutions work so:
-what follows a convolution over a sequence runs in its order, with the features apart. A loop that reads
-values of both orders takes that which was traced. What keeps two dimensions apart is then a number: how many
-elements lie inside of the outer one (its *block*). A value that is computed inside of its reader hands on its
-blocks, views and broadcasts translate them. None where the indices of a loop are not known; what is not known
-keeps nothing apart.
+what follows a convolution over a sequence runs in its order, with the features apart. Images whose channels
+are normalised in groups have all points in one dimension, and run over them before the channels all the same.
+A loop that reads values of both orders takes that which was traced. What keeps two dimensions apart is then a
+number: how many elements lie inside of the outer one (its *block*). A value that is computed inside of its
+reader hands on its blocks, views and broadcasts translate them. None where the indices of a loop are not
+known; what is not known keeps nothing apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -27,7 +29,7 @@ from torch import fx
 from fxremat._torch import compilers, graphs
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
-from fxremat.graph.loops import LOOPS, Kind, Loop, Reduction
+from fxremat.graph.loops import AVERAGES, LOOPS, Kind, Loop, Reduction, is_padded, strides_of
 from fxremat.graph.ops import aten, prims
 from fxremat.inductor.inlining import Inlining
 
@@ -36,6 +38,7 @@ NONE: Blocks = frozenset()
 
 _IMAGE = 4  # dimensions of an image, whose order is that of channels last where convolutions work so
 _CHANNELS_LAST = (0, 2, 3, 1)
+_IN_GROUPS = (0, 3, 1, 2)  # the same of (examples, groups, channels of a group, points)
 
 # Elementwise, though not tagged so.
 _COPYING = frozenset({aten._to_copy, aten.clone, aten.lift_fresh_copy, prims.convert_element_type})
@@ -195,6 +198,35 @@ def nests(graph: JointGraph, inlining: Inlining) -> list[Ranges | None]:
 
 # -- what holds whatever the schedule is
 
+
+class _Value(NamedTuple):
+    """The value of a node.
+
+    Attributes:
+        node: The node.
+        tensor: Its value; None where it is not one tensor.
+        order: The dimensions, those first whose elements lie far apart.
+    """
+
+    node: fx.Node
+    tensor: torch.Tensor | None
+    order: Sequence[int]
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it lies channels last."""
+        return self.order in (_CHANNELS_LAST, _IN_GROUPS)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Those of its dimensions."""
+        return [] if self.tensor is None else _hints(self.tensor.shape)
+
+    def steps(self) -> list[int]:
+        """For each dimension, how many elements lie inside of it."""
+        return _steps_along(self.sizes, self.order)
+
+
 _known: weakref.WeakKeyDictionary[JointGraph, tuple[_Indices | None, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -202,10 +234,45 @@ def _indices(graph: JointGraph) -> tuple[_Indices | None, ...]:
     """For each node, how it goes through what it reads; None if it is no loop and no view, or not known."""
     found = _known.get(graph)
     if found is None:
-        forward = graph.fx_nodes[: graph.boundary]
-        is_last = any(map(_works_on_images, forward)) and compilers.lays_out_channels_last(forward)
-        found = _known[graph] = tuple(_of_node(graph, place, is_last) for place in range(len(graph.nodes)))
+        values = _values(graph)
+        found = _known[graph] = tuple(_of_node(graph, place, values) for place in range(len(values)))
     return found
+
+
+def _values(graph: JointGraph) -> list[_Value]:
+    forward = graph.fx_nodes[: graph.boundary]
+    is_last = any(map(_works_on_images, forward)) and compilers.lays_out_channels_last(forward)
+    found: list[_Value] = []
+    for place, node in enumerate(graph.fx_nodes):
+        tensor = _tensor(node)
+        if tensor is None:
+            order: Sequence[int] = ()
+        elif is_last and tensor.dim() == _IMAGE:
+            order = _IN_GROUPS if _is_in_groups(graph, place, tensor, found) else _CHANNELS_LAST
+        else:
+            order = _order(tensor)
+        found.append(_Value(node, tensor, order))
+    return found
+
+
+def _is_in_groups(graph: JointGraph, place: int, tensor: torch.Tensor, values: Sequence[_Value]) -> bool:
+    """Whether a value is a view of an image with its channels in groups, or computed of such."""
+    operands, shared = graph.nodes[place].operands, graph.shared_places[place]
+    if graph.loops[place].kind is not Kind.VIEW:
+        like = (values[each] for each in operands if values[each].order is _IN_GROUPS)
+        return any(each.sizes == _hints(tensor.shape) for each in like)
+    base = None if shared is None else values[operands[shared]]
+    if base is None or not base.is_image:
+        return False
+    is_other = _groups(_hints(tensor.shape), base.sizes)
+    return not is_other if base.order is _IN_GROUPS else _groups(base.sizes, _hints(tensor.shape))
+
+
+def _groups(image: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether these are sizes of an image with its channels in groups, and its points in one dimension."""
+    examples, channels, rows, columns = image
+    in_groups = [examples, sizes[1], channels // max(1, sizes[1]), rows * columns]
+    return in_groups == list(sizes) != list(image)
 
 
 def _works_on_images(node: fx.Node) -> bool:
@@ -213,104 +280,115 @@ def _works_on_images(node: fx.Node) -> bool:
     return ops.is_convolution(node) and len(node.meta["val"].shape) == _IMAGE
 
 
-def _of_node(graph: JointGraph, place: int, is_last: bool) -> _Indices | None:
-    node, loop = graph.fx_nodes[place], graph.loops[place]
-    operands = [graph.fx_nodes[each] for each in graph.nodes[place].operands]
+def _of_node(graph: JointGraph, place: int, values: Sequence[_Value]) -> _Indices | None:
+    value, loop = values[place], graph.loops[place]
+    operands = [values[each] for each in graph.nodes[place].operands]
     if loop.kind is Kind.VIEW:
-        return _Indices(_of_view(node, operands, graph.shared_places[place], is_last))
-    accesses = _of_loop(loop, node, operands, is_last)
+        return _Indices(_of_view(value, operands, graph.shared_places[place]))
+    accesses = _of_loop(loop, value, operands)
     return None if accesses is None else _Indices(accesses)
 
 
-def _of_loop(
-    loop: Loop, node: fx.Node, operands: Sequence[fx.Node], is_last: bool
-) -> Sequence[_Access | None] | None:
-    """How a loop goes through its operands, if it is elementwise or reduces inner dimensions."""
-    operator, value = ops.packet(node), _tensor(node)
+def _of_loop(loop: Loop, value: _Value, operands: Sequence[_Value]) -> Sequence[_Access | None] | None:
+    """How a loop goes through its operands, if it is elementwise, pools, or reduces inner dimensions."""
+    operator, is_known = ops.packet(value.node), value.tensor is not None
     if operator in _FILLING:
         return [SAME] * len(operands)
-    if operator is aten.repeat and value is not None and value.dim() == 1:  # one range, whatever is read
+    if operator is aten.repeat and len(value.sizes) == 1:  # one range, whatever is read
         return [_Access(NONE, ())] * len(operands)
-    is_elementwise = operator in _COPYING or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    if operator in AVERAGES and is_known:
+        return [_pooled(value, operands[0]), *[SAME] * (len(operands) - 1)]
+    is_elementwise = operator in _COPYING or torch.Tag.pointwise in getattr(value.node.target, "tags", ())
+    order = value.order
     if loop.kind is Kind.REDUCTION and len(operands) == 1 and _is_inner(loop.reduction):
-        value = _tensor(operands[0])
-        is_elementwise = value is not None and not (is_last and value.dim() == _IMAGE)
-    if not is_elementwise or value is None:
+        (value,) = operands
+        is_known = is_elementwise = value.tensor is not None and not value.is_image
+    if not is_elementwise or not is_known:
         return None
-    order = _order(value, is_last)
     if loop.reduction is not None:
-        order = _reduced_last(value, order, loop.reduction.read // max(1, loop.reduction.written))
-    return [_broadcast(value, order, _tensor(each), is_last, each.op == "placeholder") for each in operands]
+        order = _reduced_last(value, loop.reduction.read // max(1, loop.reduction.written))
+    return [_broadcast(value._replace(order=order), each) for each in operands]
 
 
-def _reduced_last(value: torch.Tensor, order: Sequence[int], reduced: int) -> Sequence[int]:
-    """An order of dimensions with those last that are reduced, the innermost of the sizes."""
-    inner = value.dim()
+def _pooled(value: _Value, operand: _Value) -> _Access | None:
+    """How an average pooling goes through what it reads, or its gradient, which does not in equal steps."""
+    several = [at for at in value.order if value.sizes[at] > 1]
+    sizes = [value.sizes[at] for at in several]
+    if ops.packet(value.node) is not aten.avg_pool2d or is_padded(value.node):
+        return _Access(frozenset(_steps(sizes)[:-1]), ())
+    steps, (rows, columns) = operand.steps(), strides_of(value.node)
+    steps[-2:] = steps[-2] * rows, steps[-1] * columns
+    return _through(sizes, [steps[at] for at in several])
+
+
+def _reduced_last(value: _Value, reduced: int) -> Sequence[int]:
+    """The order of a value's dimensions with those last that are reduced, the innermost of the sizes."""
+    inner = len(value.sizes)
     while reduced > 1 and inner:
         inner -= 1
-        reduced //= max(1, _hints(value.shape)[inner])
-    return [*(at for at in order if at < inner), *range(inner, value.dim())]
+        reduced //= max(1, value.sizes[inner])
+    return [*(at for at in value.order if at < inner), *range(inner, len(value.sizes))]
 
 
 def _is_inner(reduction: Reduction | None) -> bool:
     return reduction is not None and reduction.is_inner
 
 
-def _of_view(
-    node: fx.Node, operands: Sequence[fx.Node], place: int | None, is_last: bool
-) -> Sequence[_Access | None]:
+def _of_view(view: _Value, operands: Sequence[_Value], place: int | None) -> Sequence[_Access | None]:
     """How a view goes through what it looks at."""
     accesses: list[_Access | None] = [SAME] * len(operands)
-    if place is not None and _tensor(node) is not None:
+    if place is not None and view.tensor is not None:
         base = operands[place]
-        if ops.is_getitem(node):  # of several parts that an operator shows, or of its results
-            shown = ops.viewed_operand(base)
-            base = node if shown is None else shown
-        accesses[place] = _looked_at(_tensor(node), _tensor(base), is_last)
+        if ops.is_getitem(view.node):  # of several parts that an operator shows, or of its results
+            shown = ops.viewed_operand(base.node)
+            base = view if shown is None else _picked_from(shown, view)
+        accesses[place] = _looked_at(view, base)
     return accesses
 
 
-def _broadcast(
-    value: torch.Tensor, order: Sequence[int], operand: torch.Tensor | None, is_last: bool, is_given: bool
-) -> _Access | None:
-    """How an elementwise loop goes through an operand.
+def _picked_from(node: fx.Node, part: _Value) -> _Value:
+    """The value that a node splits, of which a part lies as the whole does."""
+    tensor = _tensor(node)
+    return _Value(node, tensor, part.order if tensor is None or part.is_image else _order(tensor))
+
+
+def _broadcast(value: _Value, operand: _Value) -> _Access | None:
+    """How an elementwise loop goes through an operand; an input of the graph lies as it was traced.
 
     Args:
-        value: What the loop computes, or reduces.
-        order: Its dimensions, as the loop runs through them.
+        value: What the loop computes, or reduces, with the order in which it runs through that.
         operand: The operand.
-        is_last: Whether images lie channels last.
-        is_given: Whether it is an input of the graph, which lies as it was traced.
     """
-    if operand is None or operand.dim() > value.dim() or (is_given and not operand.is_contiguous()):
+    is_given, missing = operand.node.op == "placeholder", len(value.sizes) - len(operand.sizes)
+    if operand.tensor is None or missing < 0 or (is_given and not operand.tensor.is_contiguous()):
         return None
-    missing, sizes = value.dim() - operand.dim(), _hints(value.shape)
-    read = [1] * missing + _hints(operand.shape)
-    if is_last and value.dim() == _IMAGE:
+    read, sizes = [1] * missing + operand.sizes, value.sizes
+    if value.is_image:
         if is_given:
             return None
-        steps = _steps_along(read, order)  # what has fewer dimensions lies as the image does
+        steps = _steps_along(read, value.order)  # what has fewer dimensions lies as the image does
     else:
-        steps = [0] * missing + _steps_along(read[missing:], _order(operand, is_last))
+        steps = [0] * missing + operand.steps()
     if any(each not in (1, size) for each, size in zip(read, sizes, strict=True)):
         return None
-    several = [at for at in order if sizes[at] > 1]
+    several = [at for at in value.order if sizes[at] > 1]
     sizes, steps = [sizes[at] for at in several], [0 if read[at] == 1 else steps[at] for at in several]
     return SAME if steps == _steps(sizes) else _through(sizes, steps)
 
 
-def _looked_at(view: torch.Tensor | None, base: torch.Tensor | None, is_last: bool) -> _Access | None:
+def _looked_at(view: _Value, base: _Value) -> _Access | None:
     """How a view goes through what it looks at."""
-    if view is None or base is None:
+    if view.tensor is None or base.tensor is None:
         return None
-    if _laid_out(view) == _laid_out(base):
+    if _laid_out(view.tensor) == _laid_out(base.tensor):
         return SAME
-    if is_last and _IMAGE in (view.dim(), base.dim()):
-        return _looked_at_image(view, base)
-    order = _order(view, is_last)
-    steps = [_step(_hints(view.stride(), 0)[at], base, is_last) for at in order]
+    if view.is_image:
+        return _looked_at_image(view, base) if base.is_image else None
+    sizes, strides = (
+        [each[at] for at in view.order] for each in (view.sizes, _hints(view.tensor.stride(), 0))
+    )
+    steps = [_step(size, stride, base) for size, stride in zip(sizes, strides, strict=True)]
     known = [step for step in steps if step is not None]
-    sizes = [_hints(view.shape)[at] for at in order]
     return _through(sizes, known) if len(known) == len(steps) else None
 
 
@@ -320,38 +398,47 @@ def _laid_out(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [(size, stride) for size, stride in each if size != 1]
 
 
-def _looked_at_image(view: torch.Tensor, base: torch.Tensor) -> _Access | None:
+def _looked_at_image(view: _Value, base: _Value) -> _Access | None:
     """How a view goes through an image that lies channels last: a part of it, or one that is expanded.
 
     Or all of it, with the channels of several images as those of one, or the other way round, as where images
-    are normalised one by one.
+    are normalised one by one; or with the channels in groups, which lie as before.
     """
-    if view.dim() != base.dim():
+    if view.tensor is None or base.tensor is None:
         return None
-    sizes = [_hints(view.shape)[at] for at in _CHANNELS_LAST]
-    whole = [_hints(base.shape)[at] for at in _CHANNELS_LAST]
+    if view.order != base.order:
+        return SAME
+    sizes = [view.sizes[at] for at in view.order]
+    whole = [base.sizes[at] for at in view.order]
     is_whole = sizes[1:3] == whole[1:3] and math.prod(sizes) == math.prod(whole)
     if is_whole and 1 in (sizes[0], whole[0]):
         if sizes[0] == 1:  # channels are no one step from each other, and stay one dimension
             return _Access(frozenset(sizes[-1:]), ())
         return _through(sizes, [sizes[-1], *_steps(whole)[1:]])
     is_expanded = all(each in (1, size) for each, size in zip(whole, sizes, strict=True))
-    if not is_expanded and view.stride() != base.stride():
+    if not is_expanded and view.tensor.stride() != base.tensor.stride():
         return None
     steps = zip(whole, sizes, _steps(whole), strict=True)
     return _through(sizes, [0 if each == 1 and size > 1 else step for each, size, step in steps])
 
 
-def _step(stride: int, base: torch.Tensor, is_last: bool) -> int | None:
-    """How many elements of a value, in its order, lie between two that lie so far apart."""
-    if stride == 0:
+def _step(size: int, stride: int, base: _Value) -> int | None:
+    """How many elements of a value, in its order, a dimension of a view goes on by; None if that changes.
+
+    Args:
+        size: The dimension's.
+        stride: The same, as it was traced.
+        base: The value.
+    """
+    if size == 1 or stride == 0 or base.tensor is None:
         return 0
-    sizes = _hints(base.shape)
-    steps = _steps_along(sizes, _order(base, is_last))
-    for size, own, step in zip(sizes, _hints(base.stride(), 0), steps, strict=True):
-        if size > 1 and own and own <= stride < own * size and stride % own == 0:
-            return step * (stride // own)
-    return None
+    found: set[Fraction] = set()
+    for each, own, step in zip(base.sizes, _hints(base.tensor.stride(), 0), base.steps(), strict=True):
+        is_first = own <= stride < each * own and stride % max(1, own) == 0
+        if each > 1 and own and (is_first or stride < own < stride * size):
+            found.add(Fraction(step * stride, own))
+    known = [each.numerator for each in found if each.denominator == 1]
+    return known[0] if len(known) == len(found) == 1 else None
 
 
 def _through(sizes: Sequence[int], steps: Sequence[int]) -> _Access:
@@ -366,10 +453,8 @@ def _through(sizes: Sequence[int], steps: Sequence[int]) -> _Access:
     return _Access(added, tuple(each for each in dims if each[0]))
 
 
-def _order(value: torch.Tensor, is_last: bool) -> Sequence[int]:
-    """The dimensions of a value, those first whose elements lie far apart."""
-    if is_last and value.dim() == _IMAGE:
-        return _CHANNELS_LAST
+def _order(value: torch.Tensor) -> Sequence[int]:
+    """The dimensions of a value, those first whose elements lie far apart, as it was traced."""
     strides = _hints(value.stride(), 0)
     apart = [size > 1 for size in _hints(value.shape)]
     if not all(step for step, several in zip(strides, apart, strict=True) if several):

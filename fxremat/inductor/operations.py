@@ -42,6 +42,7 @@ class Operations:
         self._bases = bases
         self._viewed = facts(graph).viewed_places
         self._part_views = facts(graph).part_views
+        self._alike = facts(graph).alike
         self._first = list(range(len(binding.nodes)))  # steps that compute the same of the same buffers
         self._known: dict[tuple[int, ...], int] = {}
 
@@ -94,7 +95,7 @@ class Operations:
                         continue
                     base = self._bases[read]
                     same = base if realized[base] else self._first[base]
-                    at = same, inside + self._picked(read, realized[base])
+                    at = same, inside + self.picked(read, realized[base])
                     if realized[base]:
                         found.add(at)
                     elif at not in seen:
@@ -115,7 +116,7 @@ class Operations:
         if loop.is_moving and not is_still:
             return [(*place, (position, part)) for part in range(loop.unrolled)]
         if position in self._part_views:  # of an input
-            return [(*place, (position, 0))]
+            return [(*place, (self._alike[position], 0))]
         if loops[operand].elements == 1:
             return [()]
         if place and loops[operand].elements < loop.elements:
@@ -128,7 +129,7 @@ class Operations:
     def _works_channels_last(self) -> bool:
         return works_channels_last(self._graph, self._binding, range(self._binding.boundary))
 
-    def _picked(self, step: int, is_realized: bool) -> Place:
+    def picked(self, step: int, is_realized: bool) -> Place:
         """The views up to a step that show parts of what they look at, the last one first.
 
         So do those of images that are computed, where these lie channels last, if they regroup their sizes.
@@ -140,9 +141,10 @@ class Operations:
             if source is None:
                 break
             shown = self._binding.nodes[source]
-            is_part = self._graph.loops[position].elements < self._graph.loops[shown].elements
+            is_picked = self._graph.nodes[position].leader == shown and position in self._part_views
+            is_part = is_picked or self._graph.loops[position].elements < self._graph.loops[shown].elements
             is_regrouped = not is_realized and shown in images and images.get(position) != images[shown]
             if is_part or (is_regrouped and self._works_channels_last):
-                found.append((position, 0))
+                found.append((self._alike[position], 0))
             step = source
         return tuple(found)

@@ -16,6 +16,7 @@ from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 from unseen import LowPrecision, no_loops
 
+import fxremat
 from fxremat.driver import pipeline
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.mirrors import expand
@@ -171,6 +172,19 @@ def test_images_have_inductors_ranges(
     assert {name: known[name] for name in both} == {name: scheduled[name] for name in both}
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pooled_images_have_inductors_ranges(
+    groups: int, scheduled: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and columns are apart where windows are read, and points are one where channels are in groups."""
+    first = nn.Conv2d(3, 8, 3), nn.ELU(), nn.AvgPool2d(2), nn.GroupNorm(groups, 8), nn.Tanh()
+    model = nn.Sequential(*first, nn.Conv2d(8, 8, 3), nn.AvgPool2d(3, 1, 1), nn.ELU(), Function(torch.mean))
+    known = predicted(graph_of(model, torch.randn(4, 3, 18, 18), monkeypatch=monkeypatch))
+    both = known.keys() & scheduled.keys()
+    assert {len(known[name].kept) for name in both} >= {1, 3, 4}
+    assert {name: known[name] for name in both} == {name: scheduled[name] for name in both}
+
+
 @pytest.mark.usefixtures("scheduled")
 def test_loops_of_other_ranges_are_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of a softmax whose mask is one for all heads: exponentials are stored for it."""
@@ -196,23 +210,48 @@ def joined(x: Tensor, weight: Tensor) -> Tensor:
     return both.transpose(1, 2).contiguous() @ x.repeat(2, 1, 1)
 
 
+def halves(x: Tensor, weight: Tensor) -> Tensor:
+    """Two loops alike read a half each."""
+    left, right = (x @ weight).chunk(2, dim=-1)
+    return left.exp() @ right.sin().mT
+
+
 @pytest.mark.parametrize(
-    ("function", "first", "second"), [(summed, "add_3", "mul"), (joined, "cat", "clone")]
+    ("function", "first", "second"),
+    [(summed, "add_3", "mul"), (joined, "cat", "clone"), (halves, "exp", "sin")],
 )
-def test_a_loop_that_needs_all_of_another_is_no_part_of_its_kernel(
+def test_loops_that_do_not_go_through_the_same_are_kernels_of_their_own(
     function: Callable[..., Tensor],
     first: str,
     second: str,
     fused: list[set[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows of what is computed in a loop over all elements, and what reads a concatenation."""
+    """Rows of what is computed in a loop over all elements, what reads a concatenation, and other parts."""
     args = [torch.randn(shape, requires_grad=True) for shape in [(4, 8, 16), (16, 16)]]
     graph = graph_of(Function(function), *args, monkeypatch=monkeypatch)
     kernels = dict(zip(graph.names, group(graph, bind(graph, graph.names)).kernels, strict=True))
     assert {first, second} <= set().union(*fused)
     assert not any({first, second} <= each for each in fused)
     assert None is not kernels[first] is not kernels[second] is not None
+
+
+@pytest.mark.usefixtures("scheduled")
+def test_what_is_read_again_row_by_row_takes_no_place() -> None:
+    """The exponentials of a softmax are of one row at a time, and hand the place of the scores to nothing."""
+
+    def twice(x: Tensor, weight: Tensor) -> Tensor:
+        y = x @ weight
+        for _ in range(2):
+            y = torch.softmax(y @ y.mT, -1) @ y
+        return y @ weight
+
+    torch.compiler.reset()
+    args = [torch.randn(shape, requires_grad=True) for shape in [(4, 64, 16), (16, 16)]]
+    options = {"budget": "min", "scope": "graph"}
+    torch.compile(Function(twice), backend="fxremat", options=options)(*args).sum().backward()
+    report = fxremat.reports()[-1]
+    assert report.solution.peak_bytes == pytest.approx(report.lowered_peak_bytes, rel=0.03)
 
 
 @pytest.mark.usefixtures("scheduled")

@@ -56,6 +56,14 @@ def transformed(x: Tensor, w: Tensor) -> Tensor:
     return torch.mm(torch.fft.irfft(spectrum + spectrum.conj(), n=16), w).abs()
 
 
+def pooled(x: Tensor, w: Tensor) -> Tensor:
+    """Averages of windows, which are computed inside of what reads them, as their gradients are."""
+    image = torch.mm(x, w).view(1, 4, 8, 8)
+    small = functional.hardswish(functional.avg_pool2d(image, 2) + 3)
+    wide = functional.avg_pool2d(image, 3, 1, 1).abs() * 3.0
+    return torch.mm(torch.mm(w, (image + wide).view(16, 16)) * small.mean(), w)
+
+
 class Lowering:
     """What Inductor stores of the first plan for a function, and what was planned."""
 
@@ -93,7 +101,7 @@ class Lowering:
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="each version stores a few others")
 @pytest.mark.parametrize("budget", [None, "min"])
-@pytest.mark.parametrize("function", [scanned, sampled, weighted, transformed])
+@pytest.mark.parametrize("function", [scanned, sampled, weighted, transformed, pooled])
 def test_inductor_stores_what_is_predicted_to_be_too_long(
     function: Callable[..., Tensor], budget: str | None
 ) -> None:
