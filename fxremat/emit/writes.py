@@ -55,7 +55,7 @@ class ReadAgain:
 
 def read_again(graph: JointGraph) -> tuple[ReadAgain, ...]:
     """What the recomputation of a rewritten graph reads of the caller's, in the order of its first reads."""
-    roots = _roots(graph.fx_nodes)
+    roots = ops.roots(graph.fx_nodes)
     held = _held_by_caller(graph, roots)
     found: dict[fx.Node, ReadAgain] = {}
     for index in range(graph.boundary, len(graph.nodes)):
@@ -73,18 +73,6 @@ def _is_recomputed(node: fx.Node, phase: Phase) -> bool:
     """Whether a node of the backward computes what the program computes in its forward."""
     is_put_off = phase is Phase.DEFERRED and graphs.was_traced_in_forward(node)
     return MIRROR in node.meta or is_put_off
-
-
-def _roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """For each node the one whose memory it shows: itself, but for views."""
-    roots: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        viewed = ops.viewed_operand(node)
-        if ops.is_getitem(node):
-            (operator,) = node.all_input_nodes
-            viewed = operator if roots[operator] is not operator else None  # a part of a view is a view
-        roots[node] = node if viewed is None else roots[viewed]
-    return roots
 
 
 def _held_by_caller(

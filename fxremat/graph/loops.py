@@ -51,7 +51,7 @@ _COPYING = frozenset(
         prims.iota,
     }
 )
-# Loops that read windows of their operands, and those of them that are computed inside of no other.
+# Loops that read windows of their operands; those of maxima are computed inside of no other.
 AVERAGES = frozenset({aten.avg_pool2d, aten.avg_pool2d_backward})
 _MAXIMA = frozenset(
     {
@@ -90,19 +90,16 @@ _PUTS = frozenset({aten._unsafe_index_put, aten._unsafe_masked_index_put_accumul
 # They read their first operand at places that the others say.
 _GATHERS = frozenset({aten._unsafe_index, aten.embedding, aten.gather, aten.index})
 # They read their operands at other places than those that they compute.
-_MOVING = (
-    _GATHERS
-    | AVERAGES
-    | frozenset(
-        {
-            aten.cat,
-            aten.constant_pad_nd,
-            aten.flip,
-            aten.repeat,
-            aten.roll,
-            aten.slice_scatter,
-        }
-    )
+_MOVING = _GATHERS.union(
+    AVERAGES,
+    (
+        aten.cat,
+        aten.constant_pad_nd,
+        aten.flip,
+        aten.repeat,
+        aten.roll,
+        aten.slice_scatter,
+    ),
 )
 # They compute nothing: what they read is counted, or the number that they fill with.
 _PLAIN = _GATHERS | frozenset(
@@ -164,7 +161,7 @@ class Loop:
         reduction: Its sizes; None where it reduces nothing.
         is_expensive: Whether Inductor would rather store it than compute it in two places.
         is_window: Whether it reads windows of its operands, so that these get buffers.
-        is_maximum: Whether it is of such windows, and where they have it, so that it gets a buffer, too.
+        is_maximum: Whether it is their maxima, or the gradient of these, and so gets a buffer, too.
         is_product: Whether it is a product of matrices, to which a sum that alone reads it can be fused.
         is_sum: Whether it is a plain sum of two values.
         is_cat: Whether it is a concatenation, whose buffer its operands' loops write to on a CPU.

@@ -174,19 +174,9 @@ def _readers_of_mutated(nodes: Sequence[fx.Node], output: fx.Node) -> frozenset[
         n for n in nodes if n.op == "placeholder" and n.meta.get("desc") in written and "desc" in n.meta
     }
     tainted |= {n.all_input_nodes[0] for n in nodes if n.target is ops.aten.copy_.default}
-    readers: set[fx.Node] = set()
-    for node in nodes if tainted else ():
-        if tainted.isdisjoint(replay(node).operands):
-            continue
-        readers.add(node)
-        if _shown_by(node) in tainted:
-            tainted.add(node)
-    return frozenset(readers)
-
-
-def _shown_by(node: fx.Node) -> fx.Node | None:
-    """The operand whose storage a node shares, or the operator of whose results it picks one."""
-    return node.all_input_nodes[0] if ops.is_getitem(node) else ops.viewed_operand(node)
+    shown = ops.roots(nodes) if tainted else {}
+    tainted = {shown[each] for each in tainted}
+    return frozenset(node for node in shown if any(shown[each] in tainted for each in replay(node).operands))
 
 
 class _Storages:
@@ -202,7 +192,7 @@ class _Storages:
 
     def add(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], fx.Node | None]:
         """Returns what the node creates, what its value views, and the operand it shares with."""
-        shares = _shown_by(node)
+        shares = node.all_input_nodes[0] if ops.is_getitem(node) else ops.viewed_operand(node)
         if node.op in ("placeholder", "get_attr"):
             created: tuple[int, ...] = ()
             self.views[node] = ()

@@ -14,7 +14,7 @@ an operator that is not known to be pure is not computed twice.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,18 @@ def looked_through(node: fx.Node) -> Iterator[fx.Node]:
     while viewed is not None:
         yield viewed
         viewed = viewed_operand(viewed)
+
+
+def roots(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """For each node the one whose memory it shows: itself, but for views, and for the parts of a view."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        viewed = viewed_operand(node)
+        if is_getitem(node):
+            whole = node.all_input_nodes[0]
+            viewed = whole if found[whole] is not whole else None
+        found[node] = node if viewed is None else found[viewed]
+    return found
 
 
 def _as_node(argument: object) -> fx.Node | None:

@@ -20,7 +20,6 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -384,12 +383,10 @@ def _looked_at(view: _Value, base: _Value) -> _Access | None:
         return SAME
     if view.is_image:
         return _looked_at_image(view, base) if base.is_image else None
-    sizes, strides = (
-        [each[at] for at in view.order] for each in (view.sizes, _hints(view.tensor.stride(), 0))
-    )
-    steps = [_step(size, stride, base) for size, stride in zip(sizes, strides, strict=True)]
+    sizes, strides = view.sizes, _hints(view.tensor.stride(), 0)
+    steps = [_step(sizes[at], strides[at], base) for at in view.order]
     known = [step for step in steps if step is not None]
-    return _through(sizes, known) if len(known) == len(steps) else None
+    return _through([sizes[at] for at in view.order], known) if len(known) == len(steps) else None
 
 
 def _laid_out(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -432,13 +429,12 @@ def _step(size: int, stride: int, base: _Value) -> int | None:
     """
     if size == 1 or stride == 0 or base.tensor is None:
         return 0
-    found: set[Fraction] = set()
+    found: set[int | None] = set()
     for each, own, step in zip(base.sizes, _hints(base.tensor.stride(), 0), base.steps(), strict=True):
         is_first = own <= stride < each * own and stride % max(1, own) == 0
         if each > 1 and own and (is_first or stride < own < stride * size):
-            found.add(Fraction(step * stride, own))
-    known = [each.numerator for each in found if each.denominator == 1]
-    return known[0] if len(known) == len(found) == 1 else None
+            found.add(None if step * stride % own else step * stride // own)
+    return found.pop() if len(found) == 1 else None
 
 
 def _through(sizes: Sequence[int], steps: Sequence[int]) -> _Access:
