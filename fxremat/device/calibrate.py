@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import astuple, dataclass
@@ -390,9 +391,19 @@ def _see(example: _Example) -> Seen:
             if device.type == "cuda":
                 call()  # the first run also allocates what a library keeps, such as the workspace of cuBLAS
             peak_bytes, end_bytes = held_bytes(run, device)
-            scratch = max(0, peak_bytes - max(end_bytes, ops.value_bytes(example.node)))
+            scratch = max(0, peak_bytes - max(end_bytes, _bytes_of(example.node, forms)))
             return Seen(scratch, tuple(forms))
     return UNSEEN
+
+
+def _bytes_of(node: fx.Node, forms: Sequence[Form | None]) -> int:
+    """Bytes of a node's value as it was traced, or less if it was seen to be of a smaller dtype."""
+    found = 0
+    for leaf, form in itertools.zip_longest(graphs.leaves(node.meta.get("val")), forms):
+        for tensor in ops.tensors(leaf):
+            size, itemsize = ops.storage_bytes(tensor), tensor.dtype.itemsize
+            found += size if form is None else size * min(itemsize, form.dtype.itemsize) // itemsize
+    return found
 
 
 def forms_of(value: object) -> Forms:

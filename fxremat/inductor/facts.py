@@ -18,6 +18,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
 from fxremat.inductor.sequences import stored_as_read
 from fxremat.inductor.shown import NOTHING, Shown
+from fxremat.inductor.terms import Terms
 
 WEIGHTS = 1  # which of the gradients of a convolution is that for its weights
 
@@ -55,6 +56,7 @@ class Facts:
             gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
             they are and by the number of its steps (``layout.py``).
+        terms: What loops of any schedule compute.
         shown: What plans that were lowered have shown.
     """
 
@@ -78,6 +80,7 @@ class Facts:
     storing: frozenset[int]
     weights: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
+    terms: Terms = field(default_factory=Terms)
     shown: Shown = NOTHING
 
 

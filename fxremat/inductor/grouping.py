@@ -20,9 +20,9 @@ from fxremat.graph.schedule import Binding
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.nests import may_share, nests
-from fxremat.inductor.operations import Place
 from fxremat.inductor.pooling import scatters
 from fxremat.inductor.segments import Recomputation, recomputation
+from fxremat.inductor.terms import Place
 
 # Inductor's defaults: the distance in its scheduler's are_long_distant_nodes, and
 # config.score_fusion_memory_threshold.

@@ -15,10 +15,11 @@ from fxremat.graph.schedule import Binding
 from fxremat.inductor.concatenation import Slices
 from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import parts_read
-from fxremat.inductor.operations import MOST, Operations, Place
+from fxremat.inductor.operations import MOST, Operations
 from fxremat.inductor.products import summed_products
 from fxremat.inductor.segments import OWN_BUFFER, waited_for
 from fxremat.inductor.shown import State
+from fxremat.inductor.terms import Place
 
 # Inductor's defaults: config.realize_reads_threshold, realize_acc_reads_threshold, and that for a CPU.
 MAX_READS_WHEN_REUSED = 4
@@ -249,7 +250,7 @@ class Inlining:
         for read in reads:
             if read is not None:
                 base = self.bases[read]
-                place = self._operations.picked(read, self.realized[base])
+                place = self._operations.picked(self.binding.nodes[read], self.realized[base])
                 known = {(base, ())} if self.realized[base] else self.parts_of(base)
                 found |= {(leaf, place + inside): None for leaf, inside in known}
         if any(place for _, place in found):

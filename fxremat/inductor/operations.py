@@ -4,23 +4,23 @@ An operator is one operation, or a few where it chooses what to read, none where
 each number, and each place of a buffer that is read. What several operators of a loop read at the same place,
 compute alike, or compare counts once, and views do nothing. Linear in steps and reads, but for loops that may
 be too long, or that read elsewhere than they compute, or parts of values: these are gone through once more,
-since what they compute in two places counts once as well, unless they compute other parts of it. A reduction
-of few elements is no loop of its own, but reads and computes each of them.
+once for a graph, since what they compute in two places counts once as well, unless they compute other parts
+of it. A reduction of few elements is no loop of its own, but reads and computes each of them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from fxremat._torch import compilers
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
 from fxremat.inductor.facts import facts
 from fxremat.inductor.layout import works_channels_last
-
-# The nodes through which a value is read that show parts of it, or move them, and which of its parts.
-Place = tuple[tuple[int, int], ...]
+from fxremat.inductor.terms import Place
 
 MOST = 100  # Inductor's own limit for loops that read no two buffers
 
@@ -40,11 +40,10 @@ class Operations:
         self._graph = graph
         self._binding = binding
         self._bases = bases
-        self._viewed = facts(graph).viewed_places
-        self._part_views = facts(graph).part_views
-        self._alike = facts(graph).alike
-        self._first = list(range(len(binding.nodes)))  # steps that compute the same of the same buffers
-        self._known: dict[tuple[int, ...], int] = {}
+        self._facts = facts(graph)
+        self._terms = self._facts.terms
+        self._numbers: list[int | None] = [None] * len(binding.nodes)  # of the terms that steps compute
+        self._stored = _runs(graph, binding)
 
     def take(
         self, step: int, operations: int, reads: int, moves: bool, realized: Sequence[bool]
@@ -58,45 +57,49 @@ class Operations:
             moves: Whether any of its loop's operators reads elsewhere than it computes, or a part of a value.
             realized: For each step before it, whether its value is realized.
         """
-        self._first[step] = self._known.setdefault(self._computed(step, realized), step)
         loop = self._graph.loops[self._binding.nodes[step]]
         count = loop.operations + len(loop.shared) + operations * loop.unrolled
         if moves or count > self.limit:
-            count, places = self._counted(step, realized)
+            key = self._number(step, realized), self._works_channels_last
+            if key not in self._terms.counted:
+                self._terms.counted[key] = self._counted(key[0])
+            count, places = self._terms.counted[key]
             reads = max(reads, places)
         self.counts[step] = count
         return count, reads
 
-    def _computed(self, step: int, realized: Sequence[bool]) -> tuple[int, ...]:
-        """What a step computes: its node, and where it finds its operands."""
-        found = [self._binding.nodes[step]]
-        for read in self._binding.reads[step]:
-            base = -1 if read is None else self._bases[read]
-            found.append(base if base < 0 or realized[base] else self._first[base])
-        return tuple(found)
+    def _number(self, step: int, realized: Sequence[bool]) -> int:
+        """The number of the term that a step computes, which is asked for few steps."""
+        found = self._numbers[step]
+        if found is None:
+            position = self._binding.nodes[step]
+            reads = zip(self._graph.nodes[position].operands, self._binding.reads[step], strict=True)
+            term = [~operand if read is None else self._read(read, realized) for operand, read in reads]
+            found = self._numbers[step] = self._terms.number((position, *term))
+        return found
 
-    def _counted(self, step: int, realized: Sequence[bool]) -> tuple[int, int]:
+    def _read(self, read: int, realized: Sequence[bool]) -> int:
+        """The term that a step computes whose value is read, or where in memory its value is."""
+        base = self._bases[read]
+        return ~self._stored[base] if realized[base] else self._number(base, realized)
+
+    def _counted(self, number: int) -> tuple[int, int]:
         """The same, what is computed in two places once; no more operations than are too many."""
-        stack: list[tuple[int, Place]] = [(step, ())]
+        stack: list[tuple[int, Place]] = [(number, ())]
         seen = set(stack)
         shared: set[str] = set()
-        found: set[tuple[int, Place]] = set()  # buffers, and inputs as negative numbers
+        found: set[tuple[int, Place]] = set()
         count = 0
         while stack and count + len(found) + len(shared) <= MOST:
             each, place = stack.pop()
-            position = self._binding.nodes[each]
+            position, *reads = self._terms.terms[each]
             loop, operands = self._graph.loops[position], self._graph.nodes[position].operands
             count += loop.operations
             shared.update(loop.shared)
-            for operand, read in zip(operands, self._binding.reads[each], strict=True):
+            for operand, read in zip(operands, reads, strict=True):
                 for inside in self._places(position, operand, place):
-                    if read is None:
-                        found.add((~operand, inside))
-                        continue
-                    base = self._bases[read]
-                    same = base if realized[base] else self._first[base]
-                    at = same, inside + self.picked(read, realized[base])
-                    if realized[base]:
+                    at = read, inside + self.picked(operand, read < 0)
+                    if read < 0:
                         found.add(at)
                     elif at not in seen:
                         seen.add(at)
@@ -115,8 +118,8 @@ class Operations:
         is_still = (loop.is_gather and operand != first) or (loop.is_overlay and operand == first)
         if loop.is_moving and not is_still:
             return [(*place, (position, part)) for part in range(loop.unrolled)]
-        if position in self._part_views:  # of an input
-            return [(*place, (self._alike[position], 0))]
+        if position in self._facts.part_views:  # of an input
+            return [(*place, (self._facts.alike[position], 0))]
         if loops[operand].elements == 1:
             return [()]
         if place and loops[operand].elements < loop.elements:
@@ -129,22 +132,41 @@ class Operations:
     def _works_channels_last(self) -> bool:
         return works_channels_last(self._graph, self._binding, range(self._binding.boundary))
 
-    def picked(self, step: int, is_realized: bool) -> Place:
-        """The views up to a step that show parts of what they look at, the last one first.
+    def picked(self, position: int, is_stored: bool) -> Place:
+        """The views up to a node that show parts of what they look at, the last one first.
 
         So do those of images that are computed, where these lie channels last, if they regroup their sizes.
+
+        Args:
+            position: The node.
+            is_stored: Whether what it looks at is.
         """
-        images, found = facts(self._graph).images, list[tuple[int, int]]()
-        while self._bases[step] != step:
-            position = self._binding.nodes[step]
-            source = self._binding.reads[step][self._viewed[position] or 0]
-            if source is None:
-                break
-            shown = self._binding.nodes[source]
-            is_picked = self._graph.nodes[position].leader == shown and position in self._part_views
-            is_part = is_picked or self._graph.loops[position].elements < self._graph.loops[shown].elements
-            is_regrouped = not is_realized and shown in images and images.get(position) != images[shown]
+        key = position, is_stored, self._works_channels_last
+        found = self._terms.picked.get(key)
+        if found is None:
+            found = self._terms.picked[key] = tuple(self._find_picked(position, is_stored))
+        return found
+
+    def _find_picked(self, position: int, is_stored: bool) -> Iterator[tuple[int, int]]:
+        loops, nodes, images = self._graph.loops, self._graph.nodes, self._facts.images
+        while (place := self._facts.viewed_places[position]) is not None:
+            shown = nodes[position].operands[place]
+            if shown < self._graph.num_inputs:
+                return
+            is_picked = nodes[position].leader == shown and position in self._facts.part_views
+            is_part = is_picked or loops[position].elements < loops[shown].elements
+            is_regrouped = not is_stored and shown in images and images.get(position) != images[shown]
             if is_part or (is_regrouped and self._works_channels_last):
-                found.append((self._alike[position], 0))
-            step = source
-        return tuple(found)
+                yield self._facts.alike[position], 0
+            position = shown
+
+
+def _runs(graph: JointGraph, binding: Binding) -> list[int]:
+    """For each step, its node's index, and behind the nodes for each time that it ran before."""
+    counts: Counter[int] = Counter()
+    found = list(binding.nodes)
+    for step in itertools.compress(range(len(found)), binding.is_mirror):
+        node = found[step]
+        counts[node] += 1
+        found[step] += counts[node] * len(graph.nodes)
+    return found

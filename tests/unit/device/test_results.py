@@ -16,6 +16,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.ops import tensors
 from fxremat.graph.signature import signature
 from fxremat.graph.twins import UNKNOWN_LAYOUT
+from fxremat.measure import held_bytes
 
 aten = torch.ops.aten
 
@@ -110,6 +111,20 @@ def test_statistics_have_the_dtype_of_the_kernel(tracing_mode: str) -> None:
     assert sum(found.storage_bytes) == sum(graph.storage_bytes) + 4 * 40 * 2
     if tracing_mode == "fake":
         Compare(found.module).run(*values)
+
+
+def test_scratch_memory_is_beside_the_result_as_it_is() -> None:
+    """A gradient is traced in 64 bits, for its target has these, and comes in 32, as its input."""
+    values = torch.ones((), dtype=torch.float64), torch.randn(300, 6), torch.randn(300, 6).double()
+
+    def function(gradient: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        return aten.mse_loss_backward(gradient, x, target, 1)
+
+    graph = graph_of(function, *values)
+    found = as_run(graph)
+    assert sum(found.storage_bytes) == sum(graph.storage_bytes) - 4 * 300 * 6
+    peak_bytes, _ = held_bytes(lambda: function(*values), torch.device("cpu"))
+    assert found.node_bytes(3) + found.scratch_bytes[3] == peak_bytes
 
 
 def test_the_graph_itself_stays_as_it_was_traced() -> None:

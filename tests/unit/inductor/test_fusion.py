@@ -263,6 +263,32 @@ def test_elements_at_other_places_are_other_operations(is_other: bool) -> None:
     assert (inlining._operations.counts[total] > compilers.max_operations(on_cpu=True)) == is_other
 
 
+def test_what_is_stored_before_counts_where_it_is_computed_again() -> None:
+    """A loop that computes all again from the product on is as long as that, whatever the forward stored."""
+    rounds = compilers.max_operations(on_cpu=True) // 6
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = torch.mm(x, w)
+        for _ in range(rounds):
+            a = torch.abs(a) + w
+        stored = torch.mm(a, x)
+        for _ in range(rounds):
+            a = torch.abs(a) + w
+        last = torch.mm(a * stored, x)
+        both = torch.abs(a * last)
+        return torch.mm(both * both.sum(), x)
+
+    graph = fxremat.capture(Function(function), torch.randn(6, 6), torch.randn(6, 6))
+    names = list(graph.names)
+    sums = [name for name in names if name.startswith("add")]
+    factor = names.index("mul_1")
+    again = [name for name in names[:factor] if name.startswith(("abs", "add"))]
+    inlining = Inlining(graph, bind(graph, names[:factor] + again + names[factor:]))
+    assert inlining.realized[names.index(sums[rounds - 1])] and not inlining.realized[factor + len(again) - 1]
+    total = factor + len(again) + 1
+    assert inlining._operations.counts[total] == 4 * rounds + 5  # these, abs and mul, two products, and w
+
+
 @pytest.mark.parametrize("parts", [3, 5, 10])
 def test_short_sums_are_computed_inside_unless_they_read_much(parts: int) -> None:
     """Inductor makes no reduction of them; each of a buffer's places that they read counts."""
