@@ -173,9 +173,22 @@ def _origins(node: Any) -> list[list[fx.Node]]:
     found = []
     for each in node.get_nodes():
         if each.node is not None:
-            origin = _concatenation(each) or each.node.get_origin_node()
+            origin = _concatenation(each) or _made_for(each.node)
             found.append(list(each.node.get_origins()) if origin is None else [origin])
     return found
+
+
+def _made_for(buffer: Any) -> fx.Node | None:
+    """The fx node that a buffer was made for.
+
+    Inductor says the last of all that the buffer stands for, such as the expansion of a value to the sizes
+    that it has, wherever that stands.
+    """
+    origin: fx.Node | None = buffer.get_origin_node()
+    computed = buffer.get_origins()
+    while origin is not None and origin not in computed and getattr(origin.target, "is_view", False):
+        origin = origin.all_input_nodes[0]
+    return origin
 
 
 def _concatenation(node: Any) -> fx.Node | None:

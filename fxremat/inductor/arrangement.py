@@ -100,26 +100,28 @@ class Arrangement:
             return True
         return step in self.stored_last or cat in self.cats_in_order
 
-    def may_lie_alike(self, step: int, leaf: int) -> bool:
-        """Whether the elements of two values of one size may lie in the same order.
+    def may_lie_alike(self, step: int, read: int) -> bool:
+        """Whether the elements of a value, and of one of its size that it is computed of, may lie alike.
 
         Where images lie channels last, those of several images do not that are the channels of one in the
         other value, nor do two of which one lies in the order of its sizes, nor does what was added at places
         that are computed.
         """
         images, nodes, inlining = self._facts.images, self._binding.nodes, self._inlining
-        first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, leaf))
+        first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, read))
         if first is None or not self.works_channels_last:
             return True
+        leaf = inlining.bases[read]
         is_added = inlining.loops[leaf].is_put or inlining.loops[leaf].is_scatter
-        is_ordered_alike = second is None or self._is_in_order(step) == self._is_in_order(leaf)
+        is_ordered_alike = second is None or self._is_in_order(step) == self._is_in_order(read)
         return second in (None, first) and is_ordered_alike and not is_added
 
-    def _is_in_order(self, step: int) -> bool:
+    def _is_in_order(self, read: int) -> bool:
         """Whether an image is stored in the order of its sizes, and not as convolutions of its graph work."""
+        step = self._inlining.bases[read]
         if step in self.channels_last or self._inlining.kinds[step] is Kind.KERNEL:
             return False
-        node = self._binding.nodes[step]
+        node = self._binding.nodes[read]
         if self._inlining.pinned[step] and step < self._binding.boundary:
             return is_channels_first(self._graph.fx_nodes[node].meta["val"])
         is_own = self._inlining.is_dear[step] and self._inlining.realized_at[step] == step

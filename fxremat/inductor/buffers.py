@@ -142,7 +142,7 @@ class Buffers:
                 if not is_there or sizes[self.binding.nodes[read]] != size:
                     continue
                 is_fixed = read in taken or read in outputs or leaf in self.grouping.feeders
-                is_fixed = is_fixed or not self.arrangement.may_lie_alike(step, leaf)
+                is_fixed = is_fixed or not self.arrangement.may_lie_alike(step, read)
                 if is_fixed or not self._reads_last(step, kernel, leaf):
                     continue
                 is_own = self.timing.read_until[step] == kernel.runs_at
@@ -167,8 +167,8 @@ class Buffers:
         return is_again and dims == {1 + min(len(each.kept) for each in ranges)}
 
     def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
-        """Whether the other loops that read a buffer run before: in earlier kernels, or for this step."""
-        for reader in self.inlining.realized_readers[leaf]:
+        """Whether all others that read a buffer, or wait for it, run before: earlier, or for this."""
+        for reader in (*self.inlining.realized_readers[leaf], *self.inlining.waited_by(leaf)):
             other = self.kernels[reader]
             if other is None or other.rank < kernel.rank:
                 continue

@@ -101,7 +101,8 @@ class Grouping:
             runs_at=place,
             made_for=self.inlining.made_for(step) if self.graph.is_on_cpu else None,
         )
-        kernel.take(step, loop, place, producers, self._realized_count, self.ranges[step])
+        before = [*producers, *self._waited_for(step)]
+        kernel.take(step, loop, place, before, self._realized_count, self.ranges[step])
         for read in shareable:
             readers = self._latest_readers.get(read)
             if readers is None:
@@ -117,6 +118,12 @@ class Grouping:
         found = dict.fromkeys([self.kernels[leaf] for leaf in self.inlining.leaves[step] if leaf >= first])
         return [kernel for kernel in found if kernel is not None]
 
+    def _waited_for(self, step: int) -> Sequence[Kernel]:
+        """The kernel that a step is made to wait for, if there is one."""
+        before = self.inlining.waits_for.get(step)
+        kernel = None if before is None else self.kernels[before]
+        return () if kernel is None else (kernel,)
+
     def _joinable(self, step: int, producers: Sequence[Kernel], shareable: Iterable[Shared]) -> Kernel | None:
         """The kernel that a loop becomes a part of: one that it reads, or a near one with a common read.
 
@@ -124,12 +131,13 @@ class Grouping:
         """
         loop = self.inlining.loops[step]
         siblings = itertools.chain(*[self._latest_readers.get(read, ()) for read in shareable])
-        unfinished = self._unfinished(step)
+        waited_for = self._waited_for(step)
+        closed = {*self._unfinished(step), *waited_for}
         for kernel in dict.fromkeys((*producers, *siblings)):
             fits = kernel.admits(loop.elements, loop.reduction) and self._is_nested(kernel, step, producers)
-            is_open = fits and kernel not in unfinished and self._is_open(kernel, step)
+            is_open = fits and kernel not in closed and self._is_open(kernel, step)
             is_open = is_open and not self._is_put_off(kernel, step)
-            if is_open and not leads_to(kernel, producers):
+            if is_open and not leads_to(kernel, (*producers, *waited_for)):
                 return kernel
         return None
 

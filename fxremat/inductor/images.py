@@ -56,10 +56,11 @@ def arrange_images(
     )
     for image in found:
         _store_channels_last(image)
+    shared = sum(map(_store_for_all, filter(_waits, convolutions)))
     copied = sum(map(_read_in_order, in_order))
     for node in alone:
         _run_as_it_is(node)
-    if found or alone:
+    if found or alone or shared:
         backward.recompile()
     return len(found) + copied
 
@@ -108,6 +109,11 @@ def _has_convolution(node: fx.Node) -> bool:
     return ops.has_convolution(compilers.gated(node)[0])
 
 
+def _waits(node: fx.Node) -> bool:
+    """Whether a convolution, or the gradient of one, is made to wait."""
+    return compilers.gated(node)[0] is not node
+
+
 def _works_channels_last(node: fx.Node) -> bool:
     """Whether a convolution or its gradient makes a tensor that can only be laid out so."""
     made = [each for each in ops.tensors(node.meta["val"]) if each.dim() == 4]
@@ -133,6 +139,18 @@ def _store_channels_last(image: fx.Node) -> None:
         with image.graph.inserting_after(image):
             copy = _copied(image, image)
         image.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+
+
+def _store_for_all(waiting: fx.Node) -> int:
+    """Have those behind a convolution that waits read the images that are stored for it; how many there are.
+
+    Inductor does not see that a convolution will read them, copies them for it, and has others compute them
+    once more.
+    """
+    images = [image for image in _images(waiting) if is_loop(image) and max(image.users) > waiting]
+    for image in images:
+        compilers.read_as(waiting, image, image.meta["val"])
+    return len(images)
 
 
 def _concatenate_channels_last(cat: fx.Node) -> None:

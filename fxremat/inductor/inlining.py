@@ -36,6 +36,7 @@ class Inlining:
         bases: For each step, that whose buffer its value looks at.
         looked_at: The same, an operator's outputs told apart.
         waits: The steps that are made to wait (``order.py``).
+        waits_for: For those, the step that each one waits for, if there is one.
         readers: For each step, those that read its buffer, views looked through.
         states: For steps of which it was shown, what becomes of their values.
         parts_read: For convolutions, the views through which they read parts of values.
@@ -75,7 +76,8 @@ class Inlining:
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
         self.waits = frozenset(waits)
-        self._waited_at = self._waits_for_loops(waits) if waits else {}
+        self.waits_for = self._find_waited_for(waits) if waits else {}
+        self._waited_by = {before: step for step, before in self.waits_for.items()}
         self._shown_by_strides = self._find_shown_by_strides()
         self._may_be_copied = self._find_copied_views()
         self._hinted_at = self._find_hints()
@@ -104,14 +106,17 @@ class Inlining:
         forward = enumerate(self.readers[:boundary])
         return frozenset(step for step, each in forward if each and each[-1] >= boundary)  # they ascend
 
-    def _waits_for_loops(self, waits: Collection[int]) -> dict[int, int]:
-        """The loops that a step waits for (``order.py``), and that step."""
+    def _find_waited_for(self, waits: Collection[int]) -> dict[int, int]:
+        """The step that each of those waits for that are made to wait."""
         may_be = [
             step >= self.binding.boundary and (kind in OWN_BUFFER or self._is_handed_over(step))
             for step, kind in enumerate(self.kinds)
         ]
-        pairs = waited_for(waits, may_be).items()
-        return {before: step for step, before in pairs if self.kinds[before] is Kind.POINTWISE}
+        return waited_for(waits, may_be)
+
+    def waited_by(self, step: int) -> Sequence[int]:
+        """The step that is made to wait for another, if one is."""
+        return (self._waited_by[step],) if step in self._waited_by else ()
 
     def _is_handed_over(self, step: int) -> bool:
         """Whether a step is a loop that runs once, and that an external kernel reads."""
@@ -242,7 +247,7 @@ class Inlining:
                     if step in self._may_be_copied and not (self.is_dear[step] or self._reads_several(step)):
                         self._copied[step] = self._may_be_copied[step]
                     place = self._place(step)
-                    self.realized_at[step] = min(place, self._waited_at.get(step, place))
+                    self.realized_at[step] = min((place, *self.waited_by(step)))
 
     def _find_parts(self, step: int, reads: Iterable[int | None]) -> None:
         """Find which parts of values a step reads, if it reads any."""

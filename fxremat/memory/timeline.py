@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -171,8 +172,8 @@ class _Reading:
 
     def timeline(self, seconds: Sequence[float]) -> Timeline:
         steps = map(Ran, self.origins, self.binding.is_mirror, seconds)
-        lives = (*self._values(), *self._tangents(), *self._copies(), *self._scratch())
-        in_order = sorted(lives, key=lambda life: life.first)
+        lives = [*self._values(), *self._tangents(), *self._copies(), *self._scratch()]
+        in_order = sorted(self._less_freed(lives), key=lambda life: life.first)
         return Timeline(tuple(steps), self.binding.boundary, tuple(in_order), tuple(self._held()))
 
     def _values(self) -> Iterable[Life]:
@@ -231,6 +232,25 @@ class _Reading:
         for (origin, place), size in zip(places, scratch_bytes(self.graph, self.binding), strict=False):
             if size:
                 yield Life(origin, "scratch", size, place, place)
+
+    def _less_freed(self, lives: list[Life]) -> list[Life]:
+        """The lives; those that end where a copy takes their place, or spares scratch, end a step earlier."""
+        freed: Counter[int] = Counter()
+        for place, _, size in self.lowering.extra_bytes:
+            freed[place] += max(0, -size)
+        for step in self.lowering.replaces:  # which are shortened by now
+            freed[self.lowering.runs_at[step]] -= self.graph.node_bytes(self.binding.nodes[step])
+        for place, size in freed.items():
+            left = size
+            ending = [life for life in lives if life.last == place]
+            for life in sorted(ending, key=lambda each: (each.bytes != size, each.first)):
+                part = min(left, life.bytes)
+                if part > 0:
+                    lives.remove(life)
+                    lives += [replace(life, bytes=life.bytes - part)] * (part < life.bytes)
+                    lives += [replace(life, bytes=part, last=place - 1)] * (life.first < place)
+                    left -= part
+        return lives
 
     def _held(self) -> Iterable[Life]:
         last = len(self.binding.nodes) - 1

@@ -461,6 +461,36 @@ def test_a_loop_that_recomputation_waits_for_is_computed_before_it() -> None:
         assert lowering.runs_at[schedule.index("mul")] == runs_at
 
 
+def test_loops_behind_what_waits_for_a_kernel_are_no_part_of_it() -> None:
+    """The product that runs again waits for a gradient, and the next gradient reads that product."""
+
+    def function(x: torch.Tensor, u: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.sigmoid(torch.mm(x, u)) * torch.mm(x, v), w)
+
+    graph = captured(function, *[(6, 6)] * 4)
+    behind = graph.names.index("mul_1") + 1
+    plain, again = graph.names, [*graph.names[:behind], "mm_1", *graph.names[behind:]]
+    for schedule, is_one in ((plain, True), (again, False)):
+        kernels = group(graph, bind(graph, schedule)).kernels
+        assert (kernels[behind - 1] is kernels[schedule.index("sigmoid_backward")]) == is_one
+
+
+def test_nothing_is_written_over_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the waiting is over, as by a loop between two runs of a product."""
+
+    def function(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        product = torch.mm(x, v)
+        return torch.mm(torch.exp(product), w) * torch.sin(product)
+
+    graph = captured(function, *[(6, 6)] * 3)
+    first = graph.names.index("expand") + 1
+    schedule = [*graph.names[:first], "mm", "exp", "mm", *graph.names[first:]]
+    binding = bind(graph, schedule)
+    assert first + 1 not in INDUCTOR.lower(graph, binding).replaces
+    monkeypatch.setattr(Inlining, "waited_by", lambda self, step: ())
+    assert INDUCTOR.lower(graph, binding).replaces[first + 1] == first
+
+
 def test_kernels_are_put_where_their_first_buffer_stands() -> None:
     """Or behind what they read: the one of 0 and 5 reads 4, and does not pull it before 1."""
 
@@ -487,6 +517,18 @@ def test_what_is_read_in_another_order_is_made_where_it_stands() -> None:
     assert _ordered(kernels, graph, ()) == ["first", "second"]
 
 
+def test_a_later_view_says_nothing_of_where_a_buffer_is_made() -> None:
+    """Inductor says that the buffer was made for it, though it is none of what the buffer computes."""
+    graph = fx.Graph()
+    first = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
+    second = graph.call_function(torch.ops.aten.neg.default, (first,))
+    later = graph.call_function(torch.ops.aten.expand.default, (first, [2, 3]))
+    graph.output((second, later))
+    kernel = _kernel_of("first", later, computed=first)
+    assert scheduling._origins(kernel) == [[first]]
+    assert _ordered([_kernel_of("second", second), kernel], graph, ()) == ["first", "second"]
+
+
 def test_what_is_made_for_a_product_runs_right_before_it() -> None:
     """And behind what stands between, as Inductor makes them; nothing runs before it stands there."""
     graph = fx.Graph()
@@ -504,8 +546,8 @@ def test_what_is_made_for_a_product_runs_right_before_it() -> None:
     assert _ordered(kernels, graph, (0, 0, 0)) == ["first", "second", "product"]
 
 
-def _kernel_of(name: str, node: fx.Node, *reads: str) -> SimpleNamespace:
-    buffer = SimpleNamespace(get_origin_node=lambda: node)
+def _kernel_of(name: str, node: fx.Node, *reads: str, computed: fx.Node | None = None) -> SimpleNamespace:
+    buffer = SimpleNamespace(get_origin_node=lambda: node, get_origins=lambda: {computed or node})
     return SimpleNamespace(
         name=name,
         get_nodes=lambda: [SimpleNamespace(node=buffer, get_outputs=list)],
@@ -535,7 +577,8 @@ def test_a_loop_that_writes_to_a_concatenation_is_of_it(is_read_before: bool) ->
         reader.node = SimpleNamespace(get_origin_node=lambda: node)
         return SimpleNamespace(node=reader)
 
-    loop = SimpleNamespace(node=SimpleNamespace(get_origin_node=lambda: first))
+    buffer = SimpleNamespace(get_origin_node=lambda: first, get_origins=lambda: {first})
+    loop = SimpleNamespace(node=buffer)
     readers = [reads(cat, NopKernelSchedulerNode), reads(after, BaseSchedulerNode)]
     readers += [reads(second, BaseSchedulerNode)] if is_read_before else []
     loop.get_outputs = lambda: [SimpleNamespace(users=readers)]
