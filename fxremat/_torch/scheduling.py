@@ -57,17 +57,18 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
         """The scheduler's nodes in the new order."""
         from torch._inductor.virtualized import V
 
-        traced = list(V.graph.graph.nodes)
-        places = self._places(traced)
+        places = self._places(list(V.graph.graph.nodes))
 
-        def place(node: Any) -> int:
-            own = ([places[each] for each in origins if each in places] for origins in _origins(node))
-            return min(map(max, filter(None, own)), default=0)
+        def first(node: Any) -> tuple[int, fx.Node | None]:
+            """Where the first of a kernel's buffers is made, and the last that this one computes."""
+            own = ([(places[each], each) for each in one if each in places] for one in _origins(node))
+            return min(map(max, filter(None, own)), default=(0, None))
 
-        found = by_place(nodes, place)
+        found = by_place(nodes, lambda node: first(node)[0])
         groups = self._order.groups
         if groups:
-            steps = [traced[place(node)].meta.get(self._order.key) for node in found]
+            made_for = (first(node)[1] for node in found)
+            steps = [None if each is None else each.meta.get(self._order.key) for each in made_for]
             _end_groups(found, [None if step is None else groups[step] for step in steps])
         return found
 

@@ -546,6 +546,21 @@ def test_what_is_made_for_a_product_runs_right_before_it() -> None:
     assert _ordered(kernels, graph, (0, 0, 0)) == ["first", "second", "product"]
 
 
+def test_a_kernel_is_of_the_group_of_what_it_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not of what stands where it runs, which may be of the next one."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.ops.aten.relu.default, (x,))
+    second = graph.call_function(torch.ops.aten.neg.default, (x,))
+    graph.output((first, second))
+    for step, node in enumerate((first, second)):
+        node.meta["step"] = step
+    seen: list[Sequence[int | None]] = []
+    monkeypatch.setattr(scheduling, "_end_groups", lambda nodes, numbers: seen.append(numbers))
+    kernels = [_kernel_of("first", first), _kernel_of("second", second)]
+    assert _ordered(kernels, graph, (1, 1), (4, 5)) == ["first", "second"] and seen == [[4, 5]]
+
+
 def _kernel_of(name: str, node: fx.Node, *reads: str, computed: fx.Node | None = None) -> SimpleNamespace:
     buffer = SimpleNamespace(get_origin_node=lambda: node, get_origins=lambda: {computed or node})
     return SimpleNamespace(
@@ -556,9 +571,11 @@ def _kernel_of(name: str, node: fx.Node, *reads: str, computed: fx.Node | None =
     )
 
 
-def _ordered(kernels: list[SimpleNamespace], graph: fx.Graph, made_at: Sequence[int]) -> list[str]:
+def _ordered(
+    kernels: list[SimpleNamespace], graph: fx.Graph, made_at: Sequence[int], groups: Sequence[int] = ()
+) -> list[str]:
     """The names of kernels in the order in which Inductor is made to run them."""
-    settings = scheduling.running(scheduling.Order({}, made_at, (), "step"))
+    settings = scheduling.running(scheduling.Order({}, made_at, groups, "step"))
     with settings, V.set_graph_handler(SimpleNamespace(graph=graph)):
         return [each.name for each in torch._inductor.config._post_fusion_custom_pass(kernels)]
 
