@@ -199,16 +199,17 @@ class Grouping:
         return [self.kernels[leaf] for leaf in written]
 
     def _is_open(self, kernel: Kernel, step: int) -> bool:
-        """Whether a kernel is near a loop, and of its segment, or of its stretch if neither recomputes."""
+        """Whether a kernel is near a loop, with nothing between that ``order.may_fuse`` keeps apart."""
         first, boundary = kernel.steps[0], self.binding.boundary
         if self._realized_count - kernel.ordinal > MAX_DISTANCE or first < boundary <= step:
             return False
-        segments, stretches = self.recomputation.segments, self.recomputation.stretches
+        segments, stretches, kernels, _ = self.recomputation
         is_of_segment, is_of_stretch = segments[first] == segments[step], stretches[first] == stretches[step]
-        if is_of_segment == is_of_stretch:  # numbers ascend: what lies between has the same
-            return is_of_segment
-        is_again = any(self.binding.is_mirror[each] for each in (*kernel.steps, step))
-        return is_of_segment if is_again else is_of_stretch
+        if not (is_of_segment or is_of_stretch):
+            return False
+        if any(self.binding.is_mirror[each] for each in (*kernel.steps, step)):
+            return is_of_segment and all(kernels[each] == kernels[step] for each in kernel.steps)
+        return is_of_stretch
 
     def _is_put_off(self, kernel: Kernel, step: int) -> bool:
         """Whether a kernel's reductions would wait, past an external kernel, for a loop over what they write.

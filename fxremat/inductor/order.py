@@ -122,9 +122,10 @@ def _lays_out_channels_last(backward: fx.GraphModule) -> bool:
 def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:
     """Whether buffers may be made by one kernel.
 
-    They may not where one is computed again, in a segment of its own, nor where an external kernel runs again
-    between them: the kernel would run at the place of one of them and hold what the other works on meanwhile.
-    Nor do reductions wait, past an external kernel, for a loop over what they write: they read much more.
+    They may not where one is computed again and an external kernel, or the end of its segment, stands between
+    them; nor where an external kernel runs again between them. The kernel would run at the place of one of
+    them and hold what the other works on meanwhile. Nor do reductions wait, past an external kernel, for a
+    loop over what they write: they read much more.
 
     Args:
         first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
@@ -136,7 +137,8 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
     ]
     nodes = [*parts[0], *parts[1]]
     is_again = any(MIRROR in node.meta for node in nodes)
-    is_near = len({node.meta.get(SEGMENT if is_again else STRETCH) for node in nodes}) <= 1
+    marks = (SEGMENT, KERNELS) if is_again else (STRETCH,)
+    is_near = all(len({node.meta.get(mark) for node in nodes}) <= 1 for mark in marks)
     return is_near and not (_are_put_off(*parts) or _are_put_off(*reversed(parts)))
 
 

@@ -30,13 +30,14 @@ from fxremat._torch import lowered as lowered_facts
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, Loop, Reduction
-from fxremat.graph.nodes import Phase
+from fxremat.graph.nodes import MIRROR, Phase
 from fxremat.graph.schedule import bind
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import MAX_DISTANCE, group
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.layout import channels_last, input_copies
+from fxremat.inductor.order import KERNELS, SEGMENT, STRETCH, may_fuse
 from fxremat.inductor.pooling import inlined_offsets
 from fxremat.inductor.segments import segments, waiting
 from fxremat.inductor.timing import in_order, spread
@@ -473,6 +474,27 @@ def test_loops_behind_what_waits_for_a_kernel_are_no_part_of_it() -> None:
     for schedule, is_one in ((plain, True), (again, False)):
         kernels = group(graph, bind(graph, schedule)).kernels
         assert (kernels[behind - 1] is kernels[schedule.index("sigmoid_backward")]) == is_one
+
+
+def test_a_loop_that_runs_again_is_not_put_off_past_a_product() -> None:
+    """For a gradient that reads it, too, and another product."""
+
+    def function(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.exp(torch.mm(x, v)), w)
+
+    graph = captured(function, *[(6, 6)] * 3)
+    first = graph.names.index("expand") + 1
+    schedule = [*graph.names[:first], "mm", "exp", *graph.names[first:]]
+    kernels = group(graph, bind(graph, schedule)).kernels
+    assert kernels[first + 1] is not None and kernels[first + 1] is not kernels[schedule.index("mul")]
+    marks = {SEGMENT: 1, STRETCH: 1}
+    backward = fx.Graph()
+    x = backward.placeholder("x")
+    one, other = (backward.call_function(torch.ops.aten.exp.default, (x,)) for _ in range(2))
+    mirror = {MIRROR: "exp"}
+    for again, number, is_one in ((mirror, 1, True), (mirror, 2, False), ({}, 2, True)):
+        one.meta, other.meta = {**marks, KERNELS: 1, **again}, {**marks, KERNELS: number}
+        assert may_fuse([[one]], [[other]]) == is_one
 
 
 def test_nothing_is_written_over_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
