@@ -9,6 +9,7 @@ read in this order:
       segments       which recomputed steps may be fused, and which wait
       inlining       which values are computed inside of their readers; the others are *realized*
         operations   how many a loop takes
+          terms      what was found of loops, of whatever schedule
         products     products of matrices that are computed with the sum that reads them
         concatenation    which concatenations the loops of their operands write to
       grouping       which realized loops become one kernel

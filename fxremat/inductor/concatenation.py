@@ -40,7 +40,7 @@ class Realized(Protocol):
     kinds: list[Kind]
     bases: list[int]
     pinned: list[bool]
-    waits: frozenset[int]
+    waits_for: dict[int, int]
     leaves: list[tuple[int, ...]]
     realized: list[bool]
     realized_at: list[int]
@@ -111,7 +111,7 @@ class Slices:
         want a buffer in their own order, in any case; and a product that was made to wait, as the result of
         a graph of its own.
         """
-        if self._inlining.pinned[step] or step in self._inlining.waits:
+        if self._inlining.pinned[step] or step in self._inlining.waits_for:
             return True
         return any(user is not None and self._fixes(user, step, cat) for user in self._users(step, cat))
 

@@ -147,7 +147,8 @@ def _store_for_all(waiting: fx.Node) -> int:
     Inductor does not see that a convolution will read them, copies them for it, and has others compute them
     once more.
     """
-    images = [image for image in _images(waiting) if is_loop(image) and max(image.users) > waiting]
+    own = dict.fromkeys(_images(waiting))
+    images = [image for image in own if is_loop(image) and max(image.users) > waiting]
     for image in images:
         compilers.read_as(waiting, image, image.meta["val"])
     return len(images)

@@ -35,8 +35,7 @@ class Inlining:
             the product is none.
         bases: For each step, that whose buffer its value looks at.
         looked_at: The same, an operator's outputs told apart.
-        waits: The steps that are made to wait (``order.py``).
-        waits_for: For those, the step that each one waits for, if there is one.
+        waits_for: For each step that is made to wait (``order.py``) the one that it waits for.
         readers: For each step, those that read its buffer, views looked through.
         states: For steps of which it was shown, what becomes of their values.
         parts_read: For convolutions, the views through which they read parts of values.
@@ -75,7 +74,6 @@ class Inlining:
         for product, total in products.items():
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
-        self.waits = frozenset(waits)
         self.waits_for = self._find_waited_for(waits) if waits else {}
         self._waited_by = {before: step for step, before in self.waits_for.items()}
         self._shown_by_strides = self._find_shown_by_strides()

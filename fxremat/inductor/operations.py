@@ -43,7 +43,6 @@ class Operations:
         self._facts = facts(graph)
         self._terms = self._facts.terms
         self._numbers: list[int | None] = [None] * len(binding.nodes)  # of the terms that steps compute
-        self._stored = _runs(graph, binding)
 
     def take(
         self, step: int, operations: int, reads: int, moves: bool, realized: Sequence[bool]
@@ -129,6 +128,17 @@ class Operations:
         return [place]
 
     @functools.cached_property
+    def _stored(self) -> Sequence[int]:
+        """For each step its node's index, and behind the nodes, for each time that it ran before, another."""
+        counts: Counter[int] = Counter()
+        found = list(self._binding.nodes)
+        for step in itertools.compress(range(len(found)), self._binding.is_mirror):
+            node = found[step]
+            counts[node] += 1
+            found[step] += counts[node] * len(self._graph.nodes)
+        return found
+
+    @functools.cached_property
     def _works_channels_last(self) -> bool:
         return works_channels_last(self._graph, self._binding, range(self._binding.boundary))
 
@@ -159,14 +169,3 @@ class Operations:
             if is_part or (is_regrouped and self._works_channels_last):
                 yield self._facts.alike[position], 0
             position = shown
-
-
-def _runs(graph: JointGraph, binding: Binding) -> list[int]:
-    """For each step, its node's index, and behind the nodes for each time that it ran before."""
-    counts: Counter[int] = Counter()
-    found = list(binding.nodes)
-    for step in itertools.compress(range(len(found)), binding.is_mirror):
-        node = found[step]
-        counts[node] += 1
-        found[step] += counts[node] * len(graph.nodes)
-    return found

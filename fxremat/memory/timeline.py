@@ -172,7 +172,7 @@ class _Reading:
 
     def timeline(self, seconds: Sequence[float]) -> Timeline:
         steps = map(Ran, self.origins, self.binding.is_mirror, seconds)
-        lives = [*self._values(), *self._tangents(), *self._copies(), *self._scratch()]
+        lives = (*self._values(), *self._tangents(), *self._copies(), *self._scratch())
         in_order = sorted(self._less_freed(lives), key=lambda life: life.first)
         return Timeline(tuple(steps), self.binding.boundary, tuple(in_order), tuple(self._held()))
 
@@ -233,24 +233,20 @@ class _Reading:
             if size:
                 yield Life(origin, "scratch", size, place, place)
 
-    def _less_freed(self, lives: list[Life]) -> list[Life]:
+    def _less_freed(self, lives: Iterable[Life]) -> list[Life]:
         """The lives; those that end where a copy takes their place, or spares scratch, end a step earlier."""
         freed: Counter[int] = Counter()
         for place, _, size in self.lowering.extra_bytes:
             freed[place] += max(0, -size)
         for step in self.lowering.replaces:  # which are shortened by now
             freed[self.lowering.runs_at[step]] -= self.graph.node_bytes(self.binding.nodes[step])
-        for place, size in freed.items():
-            left = size
-            ending = [life for life in lives if life.last == place]
-            for life in sorted(ending, key=lambda each: (each.bytes != size, each.first)):
-                part = min(left, life.bytes)
-                if part > 0:
-                    lives.remove(life)
-                    lives += [replace(life, bytes=life.bytes - part)] * (part < life.bytes)
-                    lives += [replace(life, bytes=part, last=place - 1)] * (life.first < place)
-                    left -= part
-        return lives
+        found: list[Life] = []
+        for life in sorted(lives, key=lambda each: (each.bytes != freed[each.last], each.first)):
+            part = max(0, min(freed[life.last], life.bytes))
+            freed[life.last] -= part
+            found += [replace(life, bytes=life.bytes - part)] * (part < life.bytes)
+            found += [replace(life, bytes=part, last=life.last - 1)] * (part > 0 and life.first < life.last)
+        return found
 
     def _held(self) -> Iterable[Life]:
         last = len(self.binding.nodes) - 1
