@@ -524,7 +524,13 @@ class Branched(nn.Module):
 @pytest.mark.parametrize(
     "make",
     [
-        Branched,
+        pytest.param(
+            Branched,
+            marks=pytest.mark.skipif(
+                not torch.__version__.startswith("2.13"),
+                reason="others store gradients otherwise: see the limits",
+            ),
+        ),
         pytest.param(
             in_a_row,
             marks=pytest.mark.skipif(
