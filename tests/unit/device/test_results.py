@@ -113,8 +113,9 @@ def test_statistics_have_the_dtype_of_the_kernel(tracing_mode: str) -> None:
         Compare(found.module).run(*values)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="torch 2.11 refuses two dtypes here")
 def test_scratch_memory_is_beside_the_result_as_it_is() -> None:
-    """A gradient is traced in 64 bits, for its target has these, and comes in 32 from torch 2.13 on."""
+    """A gradient is traced in 64 bits, for its target has these, and comes in 32, as its input."""
     values = torch.ones((), dtype=torch.float64), torch.randn(300, 6), torch.randn(300, 6).double()
 
     def function(gradient: Tensor, x: Tensor, target: Tensor) -> Tensor:
