@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from fxremat._torch import graphs, profilers
 from fxremat.device import ledger
+from fxremat.device.examples import Strides, size_of, take, tensor_like
 from fxremat.device.ledger import positive
 from fxremat.device.rates import REFUSALS, alone, facts, is_present, present, rates, seconds_per_call, source
 from fxremat.graph import loops, ops
@@ -54,14 +55,15 @@ _SEEDED_ON_HOST = frozenset(
     {ops.aten._scaled_dot_product_efficient_attention_backward, ops.aten._efficient_attention_backward}
 )
 
+# Take a number of a source for each true of a mask; where there are too few they refuse, or on a GPU crash.
+_MASKED = frozenset({ops.aten.masked_scatter, ops.aten.masked_scatter_backward})
+
 # Their effect is an error, which the numbers of an example are none of: they run alone as what has no effect.
 _CHECKS = frozenset({ops.aten._linalg_check_errors.default})
 
 SECONDS_DIGITS = 3
 
 _Figure = TypeVar("_Figure", "Seen", "float | None")
-
-Strides = tuple[int, ...]
 
 
 class Form(NamedTuple):
@@ -126,12 +128,15 @@ class _Example:
                 return value
             is_seed = is_seeded and not value.dim() and not value.is_floating_point()
             where = torch.device("cpu") if is_seed else value.device
-            return _tensor(value, where, next(strides, None), definite)
+            return tensor_like(value, where, next(strides, None), definite)
 
+        args: Any
         args, kwargs = fx.node.map_aggregate((self.node.args, dict(self.node.kwargs)), example)
         target: Any = self.node.target
         if graphs.is_effectful(target):
             target, args = args[1], args[2:]
+        if ops.packet(self.node) in _MASKED:
+            take(*args)
         return lambda: target(*args, **kwargs)
 
 
@@ -176,7 +181,7 @@ def may_lie_in_order(node: fx.Node) -> bool:
     if not ops.is_convolution_gradient(node) or not _is_runnable(node) or _device(node).type != "cpu":
         return False
     image = _operands(node)[1]
-    return image.dim() == 4 and _has_one_channel(node) and _size(image.shape[1]) > 1
+    return image.dim() == 4 and _has_one_channel(node) and size_of(image.shape[1]) > 1
 
 
 def less_in_order_bytes(node: fx.Node) -> int:
@@ -187,14 +192,14 @@ def less_in_order_bytes(node: fx.Node) -> int:
 
 def _has_one_channel(gradient: fx.Node) -> bool:
     """Whether the weights of a convolution have one channel each, of whose gradient this is the node."""
-    return _size(_operands(gradient)[2].shape[1]) == 1
+    return size_of(_operands(gradient)[2].shape[1]) == 1
 
 
 def _bytes_in_order(node: fx.Node, copied: bool = False) -> int:
     """The scratch bytes of a gradient that reads all in the order of its sizes, and of an image's copy."""
     operands = _operands(node)
     (size,) = _scratch_sizes([_Example(node, tuple(map(_in_order, operands)))])
-    return size + copied * math.prod(map(_size, operands[1].shape)) * operands[1].itemsize
+    return size + copied * math.prod(map(size_of, operands[1].shape)) * operands[1].itemsize
 
 
 def scratch_bytes_of(node: fx.Node, layouts: Sequence[tuple[Sequence[int], Strides]]) -> int | None:
@@ -212,7 +217,7 @@ def scratch_bytes_of(node: fx.Node, layouts: Sequence[tuple[Sequence[int], Strid
         return None
     strides = list(_arranged(node))
     for place, (sizes, stride) in enumerate(layouts):
-        if list(sizes) != list(map(_size, operands[place].shape)):
+        if list(sizes) != list(map(size_of, operands[place].shape)):
             return None
         strides[place] = stride
     example = _Example(node, tuple(strides))
@@ -446,11 +451,11 @@ def _arranged(node: fx.Node, channels_last: bool = True) -> tuple[Strides, ...]:
 
 def _in_order(value: torch.Tensor) -> Strides:
     """The strides of what lies in the order of its sizes."""
-    return tuple(torch.empty(list(map(_size, value.shape)), device="meta").stride())
+    return tuple(torch.empty(list(map(size_of, value.shape)), device="meta").stride())
 
 
 def _arranged_strides(value: torch.Tensor, channels_last: bool) -> Strides:
-    shape = list(map(_size, value.shape))
+    shape = list(map(size_of, value.shape))
     stride = [graphs.hint(step) or 0 for step in value.stride()]
     if channels_last and loops.is_channels_first(value):
         _, channels, height, width = shape
@@ -458,31 +463,3 @@ def _arranged_strides(value: torch.Tensor, channels_last: bool) -> Strides:
         of = max(channels, stride[0] // stride[1]) if is_part else channels
         return (of * height * width, 1, of * width, of)
     return _in_order(value) if len(shape) == 3 else tuple(stride)
-
-
-def _tensor(
-    value: torch.Tensor, device: torch.device, strides: Strides | None, definite: bool
-) -> torch.Tensor:
-    """A real tensor for a fake one, sizes by their hints; with the strides of that one if none are given."""
-    shape = list(map(_size, value.shape))
-    strides = strides or tuple(graphs.hint(step) or 0 for step in value.stride())
-    count = ops.extent(shape, strides) if all(shape) else 0
-    found = _numbers(count, value.dtype, device).as_strided(shape, strides)
-    if definite and len(shape) > 1 and (found.is_floating_point() or found.is_complex()):
-        found.zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
-    elif definite:
-        found.fill_(1)
-    return found.conj() if value.is_conj() else found
-
-
-def _size(size: int | torch.SymInt) -> int:
-    """What a size stands for, 0 as well, since operators trust that sizes fit; 1 where it is not known."""
-    hint = graphs.hint(size)
-    return 1 if hint is None else hint
-
-
-def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers that most operators take and that cost them most: true, an index of 0, no two of them alike."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.linspace(0.25, 0.75, count, device=device).to(dtype)
-    return torch.full((count,), dtype is torch.bool, dtype=dtype, device=device)

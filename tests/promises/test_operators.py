@@ -76,7 +76,6 @@ UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 UNSIZED = {
     "argwhere": "one row for each number that is not zero",
     "combinations": "it selects by a mask",
-    "masked_scatter": "its gradient takes what its mask selects",
     "masked_select": "one number for each true one in a mask",
     "nonzero": "one row for each number that is not zero",
     "unique": "one number for each different one",

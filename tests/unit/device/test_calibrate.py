@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxremat
 from fxremat._torch import graphs
-from fxremat.device import calibrate
+from fxremat.device import calibrate, examples
 from fxremat.device.calibrate import UNSEEN, Seen
 from fxremat.device.results import as_run
 from fxremat.graph import ops
+from fxremat.graph.joint import JointGraph
+from fxremat.measure import held_bytes
 from fxremat.predict.models import model
 
 aten = torch.ops.aten
@@ -89,6 +94,38 @@ def test_a_seed_is_on_the_host_where_it_is_read_there(monkeypatch: pytest.Monkey
         devices.append(device.type)
         return torch.zeros(count, dtype=dtype)
 
-    monkeypatch.setattr(calibrate, "_numbers", numbers)
+    monkeypatch.setattr(examples, "numbers", numbers)
     calibrate._Example(gradient).call()
     assert devices == ["cuda"] * 6 + ["cpu"] * 2
+
+
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "of its own": lambda rows: rows[:, None].repeat(1, 6),
+    "with gaps": lambda rows: rows[:, None].repeat(1, 12)[:, ::2],
+    "one for a row": lambda rows: rows[:, None],
+    "expanded": lambda rows: rows[:, None].expand(300, 6),
+}
+
+
+@pytest.mark.parametrize("source", [torch.rand(300), torch.rand(300, 6).double(), torch.rand(2, 1200)])
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_mask_takes_no_more_than_a_source_has(
+    kind: str, source: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All true, it would be refused; and the gradient allocates as with the numbers that cost it most."""
+
+    def function(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        return aten.masked_scatter_backward(aten.masked_scatter(x, mask, source), mask, source.shape)
+
+    monkeypatch.setattr(calibrate, "_seen", {})
+    x = torch.randn(300, 6, dtype=source.dtype)
+    masks = [MASKS[kind](torch.arange(300) < count) for count in (0, 1, 49, 50, 299, 300)]
+    masks = [mask for mask in masks if mask.expand(300, 6).sum() <= source.numel()]
+    graph = JointGraph.from_fx(make_fx(function, tracing_mode="fake")(x, masks[0], source), 1)
+    assert None not in [each.forms for each in calibrate.run_alone(graph.fx_nodes[3:])]
+    found = [
+        held_bytes(functools.partial(aten.masked_scatter_backward, x, mask, source.shape), x.device)
+        for mask in masks
+    ]
+    most = max(peak_bytes - end_bytes for peak_bytes, end_bytes in found)
+    assert 0 < most - source.itemsize <= as_run(graph).scratch_bytes[-1] <= most
