@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 import fxremat
 from fxremat.driver.pipeline import make_problem
-from fxremat.inductor import arrangement, buffers, concatenation, grouping, inlining, timing
+from fxremat.inductor import buffers, concatenation, grouping, inlining, orders, timing
 from fxremat.memory.lowering import Copies
 from fxremat.planners import auto
 from fxremat.predict import models
@@ -87,7 +87,7 @@ PARTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "proofs": ((auto, "_proved", lambda problem, operators: ()),),
     "layout": (
         (buffers, "input_copies", lambda *rest: ()),
-        (arrangement, "channels_last", lambda *rest: frozenset()),
+        (orders, "channels_last", lambda *rest: frozenset()),
         (inlining, "parts_read", lambda *rest: {}),
     ),
     "concatenation": (

@@ -12,11 +12,14 @@ read in this order:
           terms      what was found of loops, of whatever schedule
         products     products of matrices that are computed with the sum that reads them
         concatenation    which concatenations the loops of their operands write to
+      orders         which images are stored in the order of their sizes, and which channels last
+      nests          over which ranges loops run on a CPU
+        frames, ranges       how a loop goes through what it reads, and which loops may be one
       grouping       which realized loops become one kernel
-        kernels      a kernel, and what it needs of others
+        kernels, chains      a kernel, and what it needs of others; those whose outer loops are fused
       timing         when kernels run, and until when what they read is held
       buffers        which values get a buffer, and which take the place of another
-        arrangement, copies     how stored images lie, and what is copied to lie otherwise
+        arrangement, copies     what images may take the place of, and what is copied to lie otherwise
         layout, pooling      two operators with ways of their own
 
 Six modules have to do with Inductor itself:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 
-from fxremat.graph.loops import Kind, is_channels_first
+from fxremat.graph.loops import is_channels_first
 from fxremat.inductor.facts import facts
 from fxremat.inductor.grouping import Grouping
-from fxremat.inductor.layout import channels_last, works_channels_last
 
 
 class Arrangement:
@@ -18,26 +17,17 @@ class Arrangement:
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping
+        self._orders = grouping.orders
         self._inlining = grouping.inlining
         self._binding = grouping.binding
         self._graph = grouping.graph
         self._facts = facts(grouping.graph)
 
     @functools.cached_property
-    def works_channels_last(self) -> bool:
-        """Whether the convolutions of the forward do; else nothing here is of weight."""
-        return works_channels_last(self._graph, self._binding, range(self._binding.boundary))
-
-    @functools.cached_property
     def stored_last(self) -> frozenset[int]:
         """The steps whose values are stored channels last when they are computed."""
         pinned, is_dear = self._inlining.pinned, self._inlining.is_dear
-        return frozenset(each for each in self.channels_last if pinned[each] or is_dear[each])
-
-    @functools.cached_property
-    def channels_last(self) -> frozenset[int]:
-        """The steps whose values lie channels last, as convolutions lead to them."""
-        return channels_last(self._graph, self._binding, self._grouping.recomputation.waiting)
+        return frozenset(each for each in self._orders.channels_last if pinned[each] or is_dear[each])
 
     @functools.cached_property
     def cats_in_order(self) -> frozenset[int]:
@@ -80,7 +70,7 @@ class Arrangement:
         of copies that lie so (``images.py``), and what a kernel reads lies as that wants it.
         """
         held = self._inlining.slices.held_in
-        if not held or not self.works_channels_last:
+        if not held or not self._orders.works_channels_last:
             return held
         convolutions, boundary = self._facts.convolutions, self._binding.boundary
         readers, nodes = self._inlining.readers, self._binding.nodes
@@ -91,12 +81,12 @@ class Arrangement:
 
     def _has_free_layout(self, step: int) -> bool:
         """Whether no kernel that reads an image wants it in its own order."""
-        is_fixed = self._inlining.is_dear[step] and step in self.channels_last
+        is_fixed = self._inlining.is_dear[step] and step in self._orders.channels_last
         return not is_fixed and not any(map(self._inlining.is_external, self._inlining.readers[step]))
 
     def may_run_alike(self, step: int, cat: int) -> bool:
         """Whether a loop that writes to a concatenation of images may run in the order of what it reads."""
-        if not self.works_channels_last or self._binding.nodes[cat] not in self._facts.images:
+        if not self._orders.works_channels_last or self._binding.nodes[cat] not in self._facts.images:
             return True
         return step in self.stored_last or cat in self.cats_in_order
 
@@ -108,21 +98,9 @@ class Arrangement:
         that are computed.
         """
         images, nodes, inlining = self._facts.images, self._binding.nodes, self._inlining
-        first, second = (images.get(nodes[inlining.stored_as(each)]) for each in (step, read))
-        if first is None or not self.works_channels_last:
+        if nodes[step] not in images or not self._orders.works_channels_last:
             return True
         leaf = inlining.bases[read]
         is_added = inlining.loops[leaf].is_put or inlining.loops[leaf].is_scatter
-        is_ordered_alike = second is None or self._is_in_order(step) == self._is_in_order(read)
-        return second in (None, first) and is_ordered_alike and not is_added
-
-    def _is_in_order(self, read: int) -> bool:
-        """Whether an image is stored in the order of its sizes, and not as convolutions of its graph work."""
-        step = self._inlining.bases[read]
-        if step in self.channels_last or self._inlining.kinds[step] is Kind.KERNEL:
-            return False
-        node = self._binding.nodes[read]
-        if self._inlining.pinned[step] and step < self._binding.boundary:
-            return is_channels_first(self._graph.fx_nodes[node].meta["val"])
-        is_own = self._inlining.is_dear[step] and self._inlining.realized_at[step] == step
-        return is_own and node in self._facts.flattened
+        is_image = nodes[read] in images
+        return not is_added and (not is_image or self._orders.of(step) == self._orders.of(read))

@@ -137,9 +137,10 @@ class Buffers:
             size = self.graph.node_bytes(self.binding.nodes[step])
             for read in self.inlining.buffers_read[step] if size else ():
                 leaf = bases[read]
-                is_inside = leaf in inside and self.kernels[leaf] is kernel
-                is_there = is_stored[leaf] or (is_inside and not self._is_local(kernel))
-                if not is_there or sizes[self.binding.nodes[read]] != size:
+                is_inside = (
+                    not is_stored[leaf] and self.kernels[leaf] is kernel and not self._is_local(kernel)
+                )
+                if not (is_stored[leaf] or is_inside) or sizes[self.binding.nodes[read]] != size:
                     continue
                 is_fixed = read in taken or read in outputs or leaf in self.grouping.feeders
                 is_fixed = is_fixed or not self.arrangement.may_lie_alike(step, read)
@@ -147,8 +148,9 @@ class Buffers:
                     continue
                 is_own = self.timing.read_until[step] == kernel.runs_at
                 if is_own and self.binding.nodes[leaf] not in never.get(step, ()):
-                    taken.add(read)
-                    (found if is_stored[step] else inside)[step] = inside.get(leaf, leaf)
+                    if is_stored[leaf] or leaf in inside:
+                        taken.add(read)
+                        (found if is_stored[step] else inside)[step] = inside.get(leaf, leaf)
                     break
         return found
 
@@ -170,8 +172,21 @@ class Buffers:
         """Whether all others that read a buffer, or wait for it, run before: earlier, or for this."""
         for reader in (*self.inlining.realized_readers[leaf], *self.inlining.waited_by(leaf)):
             other = self.kernels[reader]
-            if other is None or other.rank < kernel.rank:
+            if (
+                other is None
+                or reader == step
+                or (other.rank < kernel.rank and not self._is_tied(other, kernel, leaf))
+            ):
                 continue
-            if other is not kernel or not depends_on(step, reader, self.inlining.leaves.__getitem__):
+            if other is not kernel or reader in self.grouping.split:
+                return False
+            if not depends_on(step, reader, self.inlining.leaves.__getitem__):
                 return False
         return True
+
+    def _is_tied(self, other: Kernel, kernel: Kernel, leaf: int) -> bool:
+        """Whether an earlier kernel of a chain goes through a buffer in another order than it lies in."""
+        is_chain = kernel.chain is not None and kernel.chain is other.chain
+        is_image = self.binding.nodes[leaf] in facts(self.graph).images
+        is_last = is_image and self.grouping.orders.of(leaf) is not None
+        return is_chain and is_last and other.reduction is not None

@@ -39,7 +39,7 @@ class Copies:
             held_in: The operands that are held in concatenations, and these.
         """
         yield from self._known()
-        if self._arrangement.works_channels_last:
+        if self._grouping.orders.works_channels_last:
             yield from self._of_cats(held_in)
             yield from self._of_images()
         yield from self._of_sequences()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from fxremat._torch import compilers, graphs, lowered
+from fxremat._torch import graphs, lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
@@ -49,9 +49,8 @@ class Facts:
         stored_as_read: The strides of the values that are stored as such convolutions read them.
         images: The sizes of values that are images of several points, in graphs with convolutions.
         flattened: Indices of those that are computed in loops and have a view that is none, such as one with
-            all points in a dimension: where they are stored, they lie in the order of their sizes, unless
+            all points in a dimension: stored before that, they lie in the order of their sizes, unless
             convolutions of the same graph lead to them.
-        storing: Indices of gradients of convolutions that read only what is stored as it is computed.
         weights: The inputs that convolutions have as weights, and the gradients of these that a convolution's
             gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
@@ -77,7 +76,6 @@ class Facts:
     stored_as_read: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Sequence[int]]
     flattened: frozenset[int]
-    storing: frozenset[int]
     weights: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
@@ -134,7 +132,6 @@ def _facts(graph: JointGraph) -> Facts:
         stored,
         images,
         frozenset(_flattened(graph, viewed, images)),
-        frozenset(_storing(graph, convolutions)),
         _weights(graph) if convolutions else {},
     )
 
@@ -186,13 +183,6 @@ def _flattened(
         shown = graph.nodes[index].operands[place]
         if shown in images and graph.loops[shown].kind is Kind.POINTWISE:
             yield shown
-
-
-def _storing(graph: JointGraph, convolutions: Iterable[int]) -> Iterable[int]:
-    """Gradients of convolutions, where Inductor stores what they read as it is computed."""
-    backward = graph.fx_nodes[graph.boundary :]
-    if convolutions and lowered.stores_for_gradients() and compilers.lays_out_channels_last(backward):
-        yield from (index for index in convolutions if ops.is_convolution_gradient(graph.fx_nodes[index]))
 
 
 def _weights(graph: JointGraph) -> dict[int, int]:

@@ -24,8 +24,9 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
 4. *In place* (``buffers.py``). A loop writes over an operand of the same size that no later kernel reads, nor
    a loop of its own kernel that it does not depend on; so does what is used inside of a kernel alone, and
    then a later loop of it over that, unless loops of it go through rows again on a CPU, as a softmax does.
-   Where images lie channels last, it does not if one of the two has the channels of several images as those
-   of one.
+   The first such operand that a loop reads it takes, be it one that its kernel alone uses and that has no
+   buffer. Where images lie channels last, it does not if they lie otherwise in the other value: in the order
+   of their sizes, or the channels of several as those of one (``orders.py``).
 5. *Layout* (``layout.py``). Convolutions work channels last where Inductor says so, which it does for the
    forward and the backward apart. What they read of the caller's (weights, images) is copied at the forward's
    start, and the copy is held as long as a convolution or its gradient reads it.
@@ -46,7 +47,9 @@ On a CPU two more:
    all elements.
 8. *Ranges.* Loops over the same elements are fused where they run over the same ranges, one inside of the
    other, or one over all as if they had one dimension, of the same sizes and not fused yet. A loop that
-   reads one mask for several heads, and one over rows that reads none, are not (``nests.py``).
+   reads one mask for several heads, and one over rows that reads none, are not (``nests.py``). One over all
+   is fused first with a reader that reads all that it does. Kernels with the same outermost ranges, one of
+   which reads what another computes, run as one in the end, and hold all that they work on (``chains.py``).
 
 Inductor would run all loops between two external kernels in one call on a CPU, and hold what they need all
 the while. Such groups end where a plan needs it (``kernel_groups.py``), so each loop counts by itself here.

@@ -17,10 +17,13 @@ from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind
 from fxremat.graph.schedule import Binding
+from fxremat.inductor.chains import link
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
-from fxremat.inductor.nests import may_share, nests
+from fxremat.inductor.nests import nests
+from fxremat.inductor.orders import Orders
 from fxremat.inductor.pooling import scatters
+from fxremat.inductor.ranges import Ranges, may_share
 from fxremat.inductor.segments import Recomputation, recomputation
 from fxremat.inductor.terms import Place
 
@@ -48,8 +51,10 @@ class Grouping:
         feeders: For each concatenation to which loops write, the operands that a near loop can write to it,
             and the kernels of these loops.
         scatters: What ``pooling.scatters`` says.
+        orders: In which order images are stored.
         drawn_in_rows: Draws of numbers for loops over rows, which are computed there.
         ranges: On a CPU, for each step, the ranges of a loop that computes it; None if they are not known.
+        split: Of these, those of loops over all elements that were split for another.
     """
 
     def __init__(
@@ -67,10 +72,23 @@ class Grouping:
         self.drawn_in_rows: set[int] = set()
         self._latest_readers: dict[Shared, deque[Kernel]] = {}  # of what is shareable, among loops
         self._realized_count = 0
-        self.ranges = nests(graph, inlining) if graph.is_on_cpu else [None] * len(inlining.realized)
-        realized = (step for step, is_realized in enumerate(inlining.realized) if is_realized)
+        self.orders = Orders(graph, inlining, recomputation)
+        self.ranges: list[Ranges | None] = [None] * len(inlining.realized)
+        self.split: set[int] = set()
+        self._paired: dict[int, int] = {}
+        realized = [step for step, is_realized in enumerate(inlining.realized) if is_realized]
+        if graph.is_on_cpu:
+            self.ranges = nests(graph, inlining, self.orders)
+            pairs = ((step, self._partner(step)) for step in realized)
+            self._paired = {step: reader for step, reader in pairs if reader is not None}
+            self.split = {step for step, reader in self._paired.items() if not self._is_flat(reader)}
+            for step in sorted(self.split, reverse=True):
+                self.ranges[step] = self.ranges[self._paired[step]]
         for step in sorted(realized, key=inlining.realized_at.__getitem__):
             self.kernels[step] = self._kernel_of(step)
+        if graph.is_on_cpu:
+            kernels = dict.fromkeys(kernel for kernel in self.kernels if kernel is not None)
+            link(kernels, self._shared_bytes)
 
     def _kernel_of(self, step: int) -> Kernel:
         """The kernel that computes a realized step, which is a part of it from now on.
@@ -175,13 +193,38 @@ class Grouping:
             is_split = first.is_flat != second.is_flat and not (first.reduced or second.reduced)
             if not is_split:
                 return True
-            is_whole = first.is_flat and len(kernel.steps) > 1  # and can't be split any more
+            # and can't be split any more
+            is_whole = len(kernel.steps) > 1 if first.is_flat else step in self._paired
             return not is_whole and {self._sizes(step)} == {*map(self._sizes, kernel.steps)}
         loops = [self.ranges[each] for each in kernel.steps]
         return second in loops or any(
             each is not None and not each.reduced and may_share(each, second, kernel in producers)
             for each in loops
         )
+
+    def _is_flat(self, step: int) -> bool:
+        """Whether a step is known to be computed by a loop over all elements."""
+        ranges = self.ranges[step]
+        return ranges is not None and ranges.is_flat
+
+    def _partner(self, step: int) -> int | None:
+        """The reader of a loop over all elements that shares more with it than what it reads, if one does.
+
+        It reads the value, and all that this is computed of. Inductor makes one of the two first.
+        """
+        inlining, segments, kernels = self.inlining, self.recomputation.segments, self.recomputation.kernels
+        if not self._is_flat(step):
+            return None
+        leaves, inputs = inlining.leaves, inlining.inputs_read
+        for reader in inlining.realized_readers[step]:
+            other = self.ranges[reader]
+            if other is None or other.reduced or inlining.is_external(reader):
+                continue
+            is_near = segments[step] == segments[reader] and kernels[step] == kernels[reader]
+            is_all = {*leaves[step]} <= {*leaves[reader]} and inputs[step] <= inputs[reader]
+            if is_near and is_all and self._sizes(step) == self._sizes(reader):
+                return reader
+        return None
 
     def _sizes(self, step: int) -> tuple[int | None, ...]:
         """The sizes of a realized value, as the view of it has them that it is made for.
@@ -192,6 +235,16 @@ class Grouping:
         values = ops.tensors(self.graph.fx_nodes[self.binding.nodes[shown]].meta.get("val"))
         return tuple(map(graphs.hint, next(values).shape))
 
+    def _shared_bytes(self, first: Kernel, second: Kernel) -> int:
+        """Bytes of what two kernels both read, or the second one of the first; 0 if they may not be fused."""
+        if not self._is_of_one_part(first, second.steps[0]):
+            return 0
+        leaves, inputs, sizes = self.inlining.leaves, self.inlining.inputs_read, self.graph.bytes_of_nodes
+        known, read = ({leaf for step in each.steps for leaf in leaves[step]} for each in (first, second))
+        given = [frozenset[int]().union(*(inputs[step] for step in each.steps)) for each in (first, second)]
+        nodes = [self.binding.nodes[step] for step in read & (known | {*first.steps})]
+        return sum(map(sizes.__getitem__, (*nodes, *(given[0] & given[1]))))
+
     def _unfinished(self, step: int) -> Collection[Kernel | None]:
         """The kernels that write to places of what a step reads: it is complete when they have run."""
         leaves, loops, in_slices = self.inlining.leaves[step], self.inlining.loops, self.inlining.slices.cats
@@ -200,8 +253,13 @@ class Grouping:
 
     def _is_open(self, kernel: Kernel, step: int) -> bool:
         """Whether a kernel is near a loop, with nothing between that ``order.may_fuse`` keeps apart."""
+        is_near = self._realized_count - kernel.ordinal <= MAX_DISTANCE
+        return is_near and self._is_of_one_part(kernel, step)
+
+    def _is_of_one_part(self, kernel: Kernel, step: int) -> bool:
+        """Whether ``order.may_fuse`` lets a kernel and a loop be fused."""
         first, boundary = kernel.steps[0], self.binding.boundary
-        if self._realized_count - kernel.ordinal > MAX_DISTANCE or first < boundary <= step:
+        if first < boundary <= step:
             return False
         segments, stretches, kernels, _ = self.recomputation
         is_of_segment, is_of_stretch = segments[first] == segments[step], stretches[first] == stretches[step]

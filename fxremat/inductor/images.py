@@ -4,11 +4,12 @@ Inductor stores a value that a gradient of a convolution reads in the order that
 works channels last then copies it, and both are held. The value of a loop can as well be stored channels
 last at once, if nothing reads it that asks for another order: so it is told here.
 
-Later versions of torch ask for the order of the weights' gradient. For weights of one channel that is
-(N, H, C, W), which suits no kernel: images are copied to it and back. On a CPU such gradients are run as they
-are, on what lies as it is told: channels last, which is fast. Those that need more memory so than on copies
-get the order of the sizes where the plan has no room for it. One run on fake tensors, for backwards with
-convolutions alone; O(n) besides.
+Later versions of torch store what a view shows before they see that such a gradient reads the view, and ask
+for the order of the weights' gradient. For weights of one channel that is (N, H, C, W), which suits no
+kernel: images are copied to it and back. On a CPU such gradients are run as they are, on what lies as it is
+told: channels last, which is fast. Those that need more memory so than on copies get the order of the sizes
+where the plan has no room for it. One run on fake tensors, for backwards with convolutions alone; O(n)
+besides.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxremat._torch import compilers
+from fxremat._torch import compilers, lowered
 from fxremat._torch.fakes import propagate_layouts
 from fxremat.device.calibrate import less_in_order_bytes, may_lie_in_order
 from fxremat.graph import ops
-from fxremat.graph.loops import LOOPS, is_channels_first, is_loop, kind, loop, readers
+from fxremat.graph.loops import LOOPS, Kind, is_channels_first, is_loop, kind, loop, readers
 from fxremat.graph.nodes import MIRROR, STEP
+from fxremat.inductor.order import lays_out_channels_last
 
 
 def arrange_images(
@@ -45,6 +47,7 @@ def arrange_images(
     if not convolutions:
         return 0
     propagate_layouts(backward, inputs)
+    stores_views = lowered.stores_for_gradients() and lays_out_channels_last(backward)
     alone = list(filter(may_lie_in_order, convolutions))
     in_order = _without_room(alone, spare_bytes)
     found = dict.fromkeys(
@@ -52,7 +55,7 @@ def arrange_images(
         for node in convolutions
         if node not in in_order and _works_channels_last(node)
         for image in _images(node)
-        if (is_channels_first(image.meta["val"]) or _is_in_slices(image)) and _may_lie_otherwise(image)
+        if _is_copied(image, stores_views) and _may_lie_otherwise(image)
     )
     for image in found:
         _store_channels_last(image)
@@ -114,16 +117,29 @@ def _waits(node: fx.Node) -> bool:
     return compilers.gated(node)[0] is not node
 
 
+def _waits_for(node: fx.Node, value: fx.Node) -> bool:
+    """Whether a node is made to wait for a value that it does not read."""
+    return _waits(node) and value not in compilers.gated(node)[1]
+
+
 def _works_channels_last(node: fx.Node) -> bool:
     """Whether a convolution or its gradient makes a tensor that can only be laid out so."""
     made = [each for each in ops.tensors(node.meta["val"]) if each.dim() == 4]
     return any(not each.is_contiguous() and not is_channels_first(each) for each in made)
 
 
+def _is_copied(image: fx.Node, stores_views: bool) -> bool:
+    """Whether Inductor would copy what a kernel reads that works channels last."""
+    is_stored = any(_waits_for(user, image) for user in image.users)
+    is_stored = is_stored or (stores_views and kind(image) is Kind.VIEW)  # before its readers are seen
+    return is_channels_first(image.meta["val"]) or _is_in_slices(image) or is_stored
+
+
 def _may_lie_otherwise(image: fx.Node) -> bool:
     """Whether a value is, or is a view of, that of a loop which loops and convolutions alone read."""
     *_, base = ops.looked_through(image)
-    return is_loop(base) and all(kind(each) in LOOPS or _has_convolution(each) for each in readers(base))
+    reading = (each for each in readers(base) if not _waits_for(each, base))
+    return is_loop(base) and all(kind(each) in LOOPS or _has_convolution(each) for each in reading)
 
 
 def _is_in_slices(image: fx.Node) -> bool:
@@ -135,6 +151,8 @@ def _store_channels_last(image: fx.Node) -> None:
     """Have all read a copy that lies channels last, and that Inductor computes inside of the loop."""
     if _is_in_slices(image):
         _concatenate_channels_last(image)
+    elif not is_channels_first(image.meta["val"]):  # a copy that lies as its source would be left out
+        compilers.read_as(min(image.users), image, image.meta["val"])
     else:
         with image.graph.inserting_after(image):
             copy = _copied(image, image)

@@ -319,7 +319,7 @@ class Inlining:
         if self.realized_at[step] == step:
             return step
         images, nodes, kernel = facts(self.graph).images, self.binding.nodes, self.made_for(step)
-        if kernel is None or nodes[step] not in images or nodes[kernel] in facts(self.graph).storing:
+        if kernel is None or nodes[step] not in images:
             return step
         views = (each for each in self._read_by(kernel, step) if nodes[each] in images)
         return next(views, step)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fxremat.graph.loops import Loop, Reduction
-from fxremat.inductor.nests import Ranges
+from fxremat.inductor.ranges import Ranges
 
 MAX_KERNEL_NODES = 64  # Inductor's default, config.max_fusion_size
 MAX_VISITED = 64  # kernels that the search for a path looks at before it takes one for found
@@ -29,6 +29,7 @@ class Kernel:
         is_fusible: Whether it is a loop that others can become a part of.
         runs_at: The step at which it runs.
         made_for: The external kernel that its first loop is computed for, right before it, if there is one.
+        chain: The first of those with whose outer loops its own are fused, itself there; None elsewhere.
         ordinal: The number of its latest step, among those that are realized.
         rank: Its place among the kernels that run at one step, in the end among all.
     """
@@ -44,6 +45,7 @@ class Kernel:
     is_fusible: bool = True
     runs_at: int = 0
     made_for: int | None = None
+    chain: Kernel | None = None
     ordinal: int = 0
     rank: int = 0
 

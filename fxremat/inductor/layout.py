@@ -43,7 +43,7 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, lis
         readers: dict[int, list[int]] = {}
         for operand, step in reads:
             readers.setdefault(operand, []).append(step)
-        leading = {~read for read in _in_part(graph, binding, range(boundary)) if read < 0}
+        leading = inputs_leading(graph, binding)
         behind = enumerate(binding.nodes[boundary:] if leading else (), boundary)
         for step in (step for step, node in behind if not leading.isdisjoint(known.inputs[node])):
             for read in _operands(graph, binding, step):
@@ -53,6 +53,12 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, lis
     elif works_channels_last(graph, binding, range(boundary, len(binding.nodes))):
         late = [(operand, step) for operand, step in reads if step >= boundary]
         yield from ((step, [step], known.copied_bytes[operand]) for operand, step in late)
+
+
+def inputs_leading(graph: JointGraph, binding: Binding) -> frozenset[int]:
+    """The inputs that lead to convolutions of the forward."""
+    part = _in_part(graph, binding, range(binding.boundary))
+    return frozenset(~read for read in part if read < 0)
 
 
 def works_channels_last(graph: JointGraph, binding: Binding, part: range) -> bool:

@@ -95,7 +95,7 @@ def _say_channels_last(backward: fx.GraphModule, waiting: Iterable[fx.Node]) -> 
     It does not see them as convolutions, and would copy what they make to the layout that was traced.
     """
     found = [node for node in waiting if ops.is_convolution(node) and node.meta["val"].dim() == 4]
-    if found and _lays_out_channels_last(backward):
+    if found and lays_out_channels_last(backward):
         for node in found:
             node.meta["val"] = node.meta["val"].to(memory_format=torch.channels_last)
 
@@ -107,12 +107,12 @@ def held_layout(backward: fx.GraphModule) -> dict[str, bool]:
     computes none again may have none to see: of one that does, it would then copy each gradient that lies in
     another order, and some gradients of convolutions need far more scratch memory so.
     """
-    if _lays_out_channels_last(backward):
+    if lays_out_channels_last(backward):
         return {"force_layout_optimization": True}
     return {"layout_optimization": False}
 
 
-def _lays_out_channels_last(backward: fx.GraphModule) -> bool:
+def lays_out_channels_last(backward: fx.GraphModule) -> bool:
     """Whether Inductor has the convolutions of a backward work channels last without those that run again."""
     return compilers.lays_out_channels_last(
         [node for node in backward.graph.nodes if MIRROR not in node.meta]
@@ -132,13 +132,12 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
             computed inside of its loop.
         second: Those of another kernel.
     """
-    parts = [
-        [max(origins, key=_segment_and_mirror) for origins in each if origins] for each in (first, second)
-    ]
+    parts = [[max(origins, key=_strictness) for origins in each if origins] for each in (first, second)]
     nodes = [*parts[0], *parts[1]]
-    is_again = any(MIRROR in node.meta for node in nodes)
-    marks = (SEGMENT, KERNELS) if is_again else (STRETCH,)
-    is_near = all(len({node.meta.get(mark) for node in nodes}) <= 1 for mark in marks)
+    if any(MIRROR in node.meta for node in nodes):
+        is_near = len({(node.meta.get(SEGMENT), _kernels_before(node)) for node in nodes}) <= 1
+    else:
+        is_near = len({node.meta.get(STRETCH) for node in nodes}) <= 1
     return is_near and not (_are_put_off(*parts) or _are_put_off(*reversed(parts)))
 
 
@@ -147,8 +146,8 @@ def _are_put_off(nodes: Sequence[fx.Node], later: Sequence[fx.Node]) -> bool:
 
     As they do where gradients of a parameter are added that is used several times.
     """
-    last = max((node.meta.get(KERNELS, 0) for node in nodes), default=0)
-    behind = [node for node in later if node.meta.get(KERNELS, 0) > last and kind(node) is Kind.POINTWISE]
+    last = max(map(_kernels_before, nodes), default=0)
+    behind = [node for node in later if _kernels_before(node) > last and kind(node) is Kind.POINTWISE]
     if not behind:
         return False
     reductions = (loop(node).reduction for node in nodes if kind(node) is Kind.REDUCTION)
@@ -156,9 +155,17 @@ def _are_put_off(nodes: Sequence[fx.Node], later: Sequence[fx.Node]) -> bool:
     return any(loop(node).elements in written for node in behind)
 
 
-def _segment_and_mirror(node: fx.Node) -> tuple[int, bool]:
-    """What orders the nodes that a buffer was made for: segments ascend, a mirror is the stricter case."""
-    return node.meta.get(SEGMENT, -1), MIRROR in node.meta
+def _kernels_before(node: fx.Node) -> int:
+    """The number of external kernels before what is computed for a node, as a copy is that a kernel reads."""
+    return int(node.meta.get(KERNELS, 0)) - _is_kernel(node)
+
+
+def _strictness(node: fx.Node) -> tuple[int, bool, bool]:
+    """What orders the nodes that a buffer was made for: segments ascend, a mirror is the stricter case.
+
+    And then an external kernel, right before which what it reads is computed.
+    """
+    return node.meta.get(SEGMENT, -1), MIRROR in node.meta, _is_kernel(node)
 
 
 def _has_own_buffer(node: fx.Node) -> bool:

@@ -86,20 +86,34 @@ def _read_until(
 
 
 def in_order(found: Iterable[Kernel]) -> list[Kernel]:
-    """Time kernels where their first step stands, or when all that they read is there; in that order."""
+    """Time kernels where their first step stands, or when all that they read is there; in that order.
+
+    Those of a chain are one.
+    """
     kernels = list(found)
     is_settled = False
     while not is_settled:
         is_settled = True
         for kernel in kernels:
+            first = kernel.chain or kernel
             for producer in kernel.producers:
-                if (producer.runs_at, producer.rank) >= (kernel.runs_at, kernel.rank):
-                    kernel.runs_at, kernel.rank = producer.runs_at, producer.rank + 1
+                before = producer.chain or producer
+                if before is not first and (before.runs_at, before.rank) >= (first.runs_at, first.rank):
+                    first.runs_at, first.rank = before.runs_at, before.rank + 1
                     is_settled = False
-    kernels.sort(key=lambda kernel: (kernel.runs_at, kernel.rank, kernel.steps[0]))
+    for kernel in kernels:
+        if kernel.chain is not None:
+            kernel.runs_at, kernel.rank = kernel.chain.runs_at, kernel.chain.rank
+    kernels.sort(key=_place)
     for rank, kernel in enumerate(kernels):
         kernel.rank = rank
     return kernels
+
+
+def _place(kernel: Kernel) -> tuple[int, int, int, int]:
+    """What kernels are ordered by."""
+    first = kernel.chain or kernel
+    return kernel.runs_at, kernel.rank, first.steps[0], kernel.steps[0]
 
 
 def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
@@ -118,5 +132,6 @@ def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
         if before is not None and kernel.runs_at <= before.runs_at:
             end = boundary if kernel.steps[0] < boundary else num_steps
             is_one_call = kernel.made_for is not None and kernel.made_for == before.made_for
+            is_one_call |= kernel.chain is not None and kernel.chain is before.chain
             kernel.runs_at = min(before.runs_at + (not is_one_call), end - 1)
         before = kernel

@@ -26,7 +26,6 @@ from torch.utils import _pytree as pytree
 
 import fxremat
 from fxremat._torch import compilers, scheduling
-from fxremat._torch import lowered as lowered_facts
 from fxremat.errors import InvalidOptionError
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, Loop, Reduction
@@ -985,24 +984,6 @@ def test_inductor_says_where_convolutions_work_channels_last(
         found = list(input_copies(graph, bind(graph, fxremat.expand(graph, again))))
         assert bool(found) == is_copied
         assert all(first == 0 for first, *_ in found)
-
-
-def test_what_gradients_of_convolutions_read_through_views_is_copied_where_it_is_stored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What a normalisation in groups leaves is an image more for each, with some versions of torch."""
-
-    def least_bytes(is_stored: bool) -> int:
-        monkeypatch.setattr(lowered_facts, "stores_for_gradients", lambda: is_stored)
-        blocks = [
-            nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()) for _ in range(4)
-        ]
-        graph = fxremat.capture(nn.Sequential(*blocks), images, loss=torch.sum, compiler="inductor")
-        return fxremat.plan(graph, budget="min", fusion="inductor").peak_bytes
-
-    images = torch.randn(8, 16, 32, 32)
-    monkeypatch.setattr(compilers, "lays_out_channels_last", lambda nodes: True)
-    assert least_bytes(is_stored=True) >= least_bytes(is_stored=False) + 0.9 * images.nbytes
 
 
 def test_a_recomputed_concatenation_lies_as_its_convolutions_work() -> None:
