@@ -24,12 +24,6 @@ class Arrangement:
         self._facts = facts(grouping.graph)
 
     @functools.cached_property
-    def stored_last(self) -> frozenset[int]:
-        """The steps whose values are stored channels last when they are computed."""
-        pinned, is_dear = self._inlining.pinned, self._inlining.is_dear
-        return frozenset(each for each in self._orders.channels_last if pinned[each] or is_dear[each])
-
-    @functools.cached_property
     def cats_in_order(self) -> frozenset[int]:
         """Concatenations of images in the forward that lie in the order of their sizes.
 
@@ -58,8 +52,8 @@ class Arrangement:
         base, nodes = self._inlining.bases[read], self._binding.nodes
         if self._facts.images.get(nodes[base]) != self._facts.images.get(nodes[read]):
             return False
-        if base in self.stored_last or self._graph.loops[nodes[base]].is_cat:
-            return base in self.stored_last or base not in in_order
+        if base in self._orders.stored_last or self._graph.loops[nodes[base]].is_cat:
+            return base in self._orders.stored_last or base not in in_order
         by_then = (base, *(each for each in self._inlining.readers[base] if each < cat))
         return any(nodes[each] in self._facts.convolutions for each in by_then)
 
@@ -88,7 +82,7 @@ class Arrangement:
         """Whether a loop that writes to a concatenation of images may run in the order of what it reads."""
         if not self._orders.works_channels_last or self._binding.nodes[cat] not in self._facts.images:
             return True
-        return step in self.stored_last or cat in self.cats_in_order
+        return step in self._orders.stored_last or cat in self.cats_in_order
 
     def may_lie_alike(self, step: int, read: int) -> bool:
         """Whether the elements of a value, and of one of its size that it is computed of, may lie alike.

@@ -137,10 +137,10 @@ class Buffers:
             size = self.graph.node_bytes(self.binding.nodes[step])
             for read in self.inlining.buffers_read[step] if size else ():
                 leaf = bases[read]
-                is_inside = (
-                    not is_stored[leaf] and self.kernels[leaf] is kernel and not self._is_local(kernel)
-                )
-                if not (is_stored[leaf] or is_inside) or sizes[self.binding.nodes[read]] != size:
+                is_there = is_stored[leaf] or self.kernels[leaf] is kernel
+                if not is_there or sizes[self.binding.nodes[read]] != size:
+                    continue
+                if not is_stored[leaf] and self._is_local(kernel):
                     continue
                 is_fixed = read in taken or read in outputs or leaf in self.grouping.feeders
                 is_fixed = is_fixed or not self.arrangement.may_lie_alike(step, read)
@@ -172,11 +172,9 @@ class Buffers:
         """Whether all others that read a buffer, or wait for it, run before: earlier, or for this."""
         for reader in (*self.inlining.realized_readers[leaf], *self.inlining.waited_by(leaf)):
             other = self.kernels[reader]
-            if (
-                other is None
-                or reader == step
-                or (other.rank < kernel.rank and not self._is_tied(other, kernel, leaf))
-            ):
+            if other is None or reader == step:
+                continue
+            if other.rank < kernel.rank and not self._is_tied(other, kernel, leaf):
                 continue
             if other is not kernel or reader in self.grouping.split:
                 return False

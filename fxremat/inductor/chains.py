@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fxremat.inductor.kernels import Kernel, leads_to
+from fxremat.inductor.kernels import MAX_VISITED, Kernel
 from fxremat.inductor.ranges import Ranges
 
 
@@ -25,37 +25,78 @@ def link(kernels: Iterable[Kernel], shared_bytes: Callable[[Kernel, Kernel], int
             Inductor may not fuse them wherever they stand. Those that share most are fused first.
     """
     pairs = [
-        (-shared, first, second)
+        (shared, depth, first, second)
         for second in kernels
         for first in dict.fromkeys(second.producers)
-        if first.is_fusible and second.is_fusible and _depth(first.ranges, second.ranges)
-        if (shared := shared_bytes(first, second))
+        if first.is_fusible and second.is_fusible
+        if (depth := _depth(first.ranges, second.ranges)) and (shared := shared_bytes(first, second))
     ]
-    members: dict[Kernel, list[Kernel]] = {}
+    members: dict[Kernel, list[Kernel]] = {}  # of each chain, by its first
     depths: dict[Kernel, int] = {}
-    for _, first, second in sorted(pairs, key=operator.itemgetter(0)):
-        before, behind = (members.get(each.chain or each, [each]) for each in (first, second))
-        depth = _depth(first.ranges, second.ranges)
-        known = {depths[each[0]] for each in (before, behind) if len(each) > 1}
+    for _, depth, first, second in sorted(pairs, key=operator.itemgetter(0), reverse=True):
+        before, behind = (_chain(each, members) for each in (first, second))
         is_end = before[-1] is first and behind[0] is second and before is not behind
-        if is_end and known <= {depth} and _may_follow(before, behind):
-            head = before[0]
-            members[head], depths[head] = [*before, *behind], depth
-            for each in members[head]:
-                each.chain = head
+        known = {depths[each[0]] for each in (before, behind) if len(each) > 1}
+        if not is_end or not known <= {depth} or not _reads_all(before, behind):
+            continue
+        both = [*before, *behind]
+        if not _has_others_between(both, members):
+            members[both[0]], depths[both[0]] = both, depth
+            for each in both:
+                each.chain = both[0]
+            _have_wait(both, members)
 
 
-def _may_follow(before: Sequence[Kernel], behind: Sequence[Kernel]) -> bool:
-    """Whether one chain may be fused with another that reads what it computes."""
-    read = (producer for each in behind for producer in each.producers)
-    others = [producer for producer in read if producer not in before and producer not in behind]
-    is_read = all(
-        _reads_all(producer, each.ranges)
+def _has_others_between(both: Sequence[Kernel], members: Mapping[Kernel, Sequence[Kernel]]) -> bool:
+    """Whether another kernel, or chain, needs one of these and is needed by one; True after a long search."""
+    first, seen = min(each.steps[0] for each in both), set(both)
+    stack = [producer for each in both for producer in each.producers if producer not in seen]
+    while stack:
+        kernel = stack.pop()
+        if kernel in seen or kernel.newest < first:
+            continue
+        if len(seen) > MAX_VISITED + len(both):
+            return True
+        chain = _chain(kernel, members)
+        seen.update(chain)
+        read = [producer for each in chain for producer in each.producers]
+        if any(producer in both for producer in read):
+            return True
+        stack += read
+    return False
+
+
+def _have_wait(both: Sequence[Kernel], members: Mapping[Kernel, Sequence[Kernel]]) -> None:
+    """Have the kernels of a chain, and all behind, wait for what any of these waits for."""
+    newest, stack = max(each.newest for each in both), [*both]
+    while stack:
+        kernel = stack.pop()
+        if kernel.newest < newest:
+            kernel.newest = newest
+            stack += _chain(kernel, members)
+            stack += kernel.consumers
+
+
+def _chain(kernel: Kernel, members: Mapping[Kernel, Sequence[Kernel]]) -> Sequence[Kernel]:
+    return [kernel] if kernel.chain is None else members[kernel.chain]
+
+
+def _reads_all(before: Sequence[Kernel], behind: Sequence[Kernel]) -> bool:
+    """Whether loops read what others write along their outermost dimensions."""
+    return all(
+        _written(producer) in itertools.accumulate(_sizes(each), operator.mul, initial=1)
         for each in behind
         for producer in each.producers
         if producer in before
     )
-    return is_read and not any(leads_to(each, others) for each in before)
+
+
+def _written(kernel: Kernel) -> int:
+    return kernel.elements if kernel.reduction is None else kernel.reduction.written
+
+
+def _sizes(kernel: Kernel) -> tuple[int, ...]:
+    return () if kernel.ranges is None else kernel.ranges.kept + kernel.ranges.reduced
 
 
 def _depth(first: Ranges | None, second: Ranges | None) -> int:
@@ -64,10 +105,3 @@ def _depth(first: Ranges | None, second: Ranges | None) -> int:
         return 0
     depth = min(len(first.kept), len(second.kept))
     return depth if first.kept[:depth] == second.kept[:depth] else 0
-
-
-def _reads_all(producer: Kernel, ranges: Ranges | None) -> bool:
-    """Whether a loop reads what a kernel writes along its outermost dimensions."""
-    written = producer.elements if producer.reduction is None else producer.reduction.written
-    sizes = () if ranges is None else ranges.kept + ranges.reduced
-    return written in itertools.accumulate(sizes, operator.mul, initial=1)

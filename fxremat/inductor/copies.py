@@ -71,7 +71,7 @@ class Copies:
         They are copied where they are made, and the copies read from there on; but not what is held in them.
         """
         cats, runs_at = self._grouping.feeders, self._timing.runs_at
-        for cat in self._arrangement.cats_in_order & self._arrangement.stored_last:
+        for cat in self._arrangement.cats_in_order & self._grouping.orders.stored_last:
             made_at = max((kernel.runs_at for kernel in cats[cat].values()), default=runs_at[cat])
             held = (self._inlining.readers[step] for step, holder in held_in.items() if holder == cat)
             until = (self._timing.read_until[step] for readers in held for step in readers)
@@ -80,7 +80,7 @@ class Copies:
     def _of_images(self) -> Iterable[Copy]:
         """The copies that convolutions get of images that were stored as the channels of one, or in order."""
         nodes, runs_at, inlining = self._binding.nodes, self._timing.runs_at, self._inlining
-        in_order = self._arrangement.cats_in_order - self._arrangement.stored_last
+        in_order = self._arrangement.cats_in_order - self._grouping.orders.stored_last
         shown = {reader for _, reader, _ in self._shown}
         for step, node in enumerate(nodes):
             if node not in self._facts.convolutions or step in shown:

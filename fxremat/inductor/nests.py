@@ -5,7 +5,7 @@ images is one loop over all elements; times a number for each channel it is two,
 On a CPU loops are fused that have the same ranges, or one inside of the other; a mask that attention reads
 for each of several heads is enough to keep two loops over the same elements apart.
 
-A loop over images runs in the order in which it stores its own; where it reads one that is stored in the
+A loop over images runs in the order of most that it reads and writes; where one of these is stored in the
 other order, it goes through examples, channels and points apart. What is not known keeps nothing apart.
 """
 
@@ -32,7 +32,7 @@ def nests(graph: JointGraph, inlining: Inlining, orders: Orders) -> list[Ranges 
     if len(found) == 1:
         return found[0]
     return [
-        last if inlining.realized[step] and orders.runs_last(step) else first
+        last if first != last and inlining.realized[step] and orders.runs_last(step) else first
         for step, (first, last) in enumerate(zip(*found, strict=True))
     ]
 

@@ -2,7 +2,8 @@
 
 Where convolutions work channels last most images lie so: those that they make and read, and those that lead
 to them. Others lie as they were traced if the forward hands them over, in the order of their sizes if a view
-regroups those by then, and else as most of what they are computed of. Linear in steps and reads.
+regroups those by then, or others wait for them that no convolution reads, and else as most of what they are
+computed of. Linear in steps and reads.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ class Orders:
         return channels_last(self._graph, self._binding, self._waiting)
 
     @functools.cached_property
+    def stored_last(self) -> frozenset[int]:
+        """Those of them that are stored so when they are computed."""
+        pinned, is_dear = self._inlining.pinned, self._inlining.is_dear
+        return frozenset(each for each in self.channels_last if pinned[each] or is_dear[each])
+
+    @functools.cached_property
     def of_images(self) -> Mapping[int, Order | None]:
         """How the stored images lie that loops compute; None where that is in the order of their sizes."""
         found: dict[int, Order | None] = {}
@@ -60,30 +67,31 @@ class Orders:
             return self.of_images[step]
         if self._inlining.bases[step] in self.of_images:
             return self.of_images[self._inlining.bases[step]]
-        return self._last(step)
+        return self._last(self._binding.nodes[step])
 
     def is_in_order(self, step: int) -> bool:
         """Whether an image is stored in the order of its sizes."""
         return step in self.of_images and self.of_images[step] is None
 
-    def _last(self, step: int) -> Order:
-        """An image's order if it lies channels last."""
-        examples, channels, *_ = self._facts.images[self._binding.nodes[step]]
+    def _last(self, node: int) -> Order:
+        """The order of a node's image if it lies channels last."""
+        examples, channels, *_ = self._facts.images[node]
         return examples, channels
 
     def _order(self, step: int, known: Mapping[int, Order | None]) -> Order | None:
         """The order of a stored image; those that it is computed of are known."""
         inlining, node = self._inlining, self._binding.nodes[step]
-        is_dear, is_pinned = inlining.is_dear[step], inlining.pinned[step]
-        if step in self.channels_last and (is_dear or is_pinned):
-            return self._last(step)
-        if is_pinned and step < self._binding.boundary:
-            return None if self._is_channels_first(node) else self._last(step)
+        if step in self.stored_last:
+            return self._last(node)
+        if inlining.pinned[step] and step < self._binding.boundary:
+            return None if self._is_channels_first(node) else self._last(node)
         if inlining.made_for(step) is not None:
-            return self._last(inlining.stored_as(step))
+            return self._last(self._binding.nodes[inlining.stored_as(step)])
         if inlining.waited_by(step) and self._is_for_convolutions(step):
-            return self._last(step)
-        is_stored_at_once = is_dear and inlining.realized_at[step] == step and self._users[step] > 1
+            return self._last(node)
+        is_stored_at_once = (
+            inlining.is_dear[step] and inlining.realized_at[step] == step and self._users[step] > 1
+        )
         if inlining.waited_by(step) or (is_stored_at_once and node in self._facts.flattened):
             return None
         return self._voted(step, known)
@@ -108,7 +116,7 @@ class Orders:
         read = self._read(step, known)
         if 2 * read.count(None) >= len(read):
             return None
-        examples, channels = self._last(step)
+        examples, channels = self._last(self._binding.nodes[step])
         merged = 1, examples * channels
         return merged if 2 * read.count(merged) > len(read) else (examples, channels)
 
@@ -121,11 +129,10 @@ class Orders:
         loop, loops = inlining.loops[step], self._graph.loops
         leaves = [leaf for leaf in inlining.buffers_read[step] if nodes[leaf] in images]
         leaves = [leaf for leaf in leaves if loops[nodes[leaf]].elements >= loop.elements or loop.is_window]
-        found = [known.get(inlining.bases[leaf], self._last(leaf)) for leaf in leaves]
+        found = [known.get(inlining.bases[leaf], self._last(nodes[leaf])) for leaf in leaves]
         for each in inlining.inputs_read[step]:
             if each in images and loops[each].elements >= loop.elements:
-                examples, channels, *_ = images[each]
-                found.append(None if self.is_given_in_order(each) else (examples, channels))
+                found.append(None if self.is_given_in_order(each) else self._last(each))
         return found * (loop.unrolled if loop.is_window else 1)
 
     @functools.cached_property

@@ -77,6 +77,21 @@ def test_kernels_with_another_between_or_no_common_range_are_no_chain() -> None:
     assert flat[0].chain is None and flat[2].chain is flat[3].chain is flat[2]
 
 
+def test_chains_do_not_wait_for_each_other() -> None:
+    """Of two pairs, each with one that reads the other's first, or is read by its second, one stays apart."""
+    rows, points = Ranges((IMAGES,), (CHANNELS,)), Ranges((IMAGES, POINTS))
+    first = kernel(0, rows, sums(IMAGES * CHANNELS, IMAGES))
+    other = kernel(1, rows, sums(IMAGES * CHANNELS, IMAGES))
+    between = kernel(2, Ranges((CHANNELS,)), None, [first])
+    before = kernel(3, Ranges((CHANNELS,)), None, [other])
+    ends = [kernel(4, points, None, [first, before]), kernel(5, points, None, [other, between])]
+    kernels = [first, other, between, before, *ends]
+    link(kernels, lambda one, two: int(one.steps[0] < 2 and two.steps[0] > 3))
+    assert sum(each.chain is not None for each in kernels) == 2
+    order = in_order(kernels)
+    assert all(order.index(producer) < order.index(each) for each in order for producer in each.producers)
+
+
 def test_what_must_not_be_fused_is_no_chain() -> None:
     """As past an external kernel that runs again."""
     kernels = normalisation()
