@@ -92,9 +92,8 @@ def plan(problem: Problem) -> tuple[Solution, ...]:
     if problem.budgets is None:
         found = improved(problem, found, None)
     elif problem.budgets:
-        found += lower(problem, found, round(LOWERED * tries))
         for budget in problem.budgets:
-            found += refine_around(problem, found, budget, round(AROUND * tries))
+            found += refine_around(problem, found, budget, round(AROUND * tries), round(LOWERED * tries))
     return (default, *pareto(found))
 
 

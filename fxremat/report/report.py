@@ -61,7 +61,7 @@ class Report:
         planning_seconds: How long planning took.
         gap: How much longer the plan takes than any within the budget must, or within its own peak where the
             budget is no number: 0.02 for 2 % at most.
-        lowest_peak_bytes: The least peak of all plans at hand.
+        lowest_peak_bytes: The least peak of all plans at hand; a low budget may have lower ones.
         lowest_peak_lower_bound_bytes: No schedule has a lower peak.
         values: The saved and the recomputed values, in the order of the forward.
         timeline: What is live at each step of the plan, by the prediction that it was made with: its peak is

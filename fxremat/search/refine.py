@@ -12,7 +12,8 @@ or from itself, and between plans that lie far apart there are peaks of no plan'
 lowest plans, at their prices and then at prices with noise. ``refine_around`` goes for a budget: it halves
 the range of peaks that the budget lies in until that is narrow, and looks each time for the fastest plan
 within the lower half, by drops from a lower plan, by squeezes from higher ones, and by squeezes that make
-room for drops. Linear in steps for each plan that is weighed.
+room for drops; a budget in the lower half of all has lower plans looked for first. Linear in steps for each
+plan that is weighed.
 """
 
 from __future__ import annotations
@@ -90,11 +91,13 @@ def lower(problem: Problem, solutions: Sequence[Solution], evaluations: int) -> 
 
 
 def refine_around(
-    problem: Problem, solutions: Sequence[Solution], budget: int, evaluations: int
+    problem: Problem, solutions: Sequence[Solution], budget: int, evaluations: int, squeezes: int = 0
 ) -> list[Solution]:
     """What is known, with plans for a budget.
 
-    Which half a budget lies in is all that is asked of it: what is found until two budgets part is the same.
+    Lower plans are looked for where the budget lies in the lower half of all peaks, or below them. Which
+    half a budget lies in is all that is asked of it: what is found until two budgets part is the same.
+
     From then on the higher one takes no plan that is as low as that at which they part, so a smaller budget
     never has a higher peak. Nor does the lower one take a plan that is as fast, unless the range was too wide
     to be looked into when they parted: then less memory may take a little less time.
@@ -104,9 +107,13 @@ def refine_around(
         solutions: What is known.
         budget: Bytes.
         evaluations: How many plans may be weighed.
+        squeezes: How many may be weighed besides for lower plans; see ``lower``.
     """
     search, known = _Search(problem, evaluations), pareto(solutions)[::-1]
     floor, ceiling, fastest = known[0].peak_bytes, known[-1].peak_bytes, 0.0
+    if budget < floor:
+        known, squeezes = _with_lower(problem, known, squeezes), 0
+        floor = known[0].peak_bytes
     while floor <= budget < ceiling and ceiling > max(floor * NARROW, floor + 1) and search.left:
         limit = max(floor + 1, math.isqrt(floor * ceiling))
         best = _within(known, limit)[-1]
@@ -118,13 +125,23 @@ def refine_around(
             best = _within(known, limit)[-1]
         if best.peak_bytes > budget:
             ceiling, fastest = best.peak_bytes, best.seconds if is_searched else 0.0
-        elif best.peak_bytes > floor:
+            if squeezes:
+                known, squeezes = _with_lower(problem, known, squeezes), 0
+                floor = known[0].peak_bytes
+            continue
+        squeezes = 0
+        if best.peak_bytes > floor:
             floor = best.peak_bytes
         elif limit <= budget:
             floor = limit
         else:
             break
     return known
+
+
+def _with_lower(problem: Problem, known: Sequence[Solution], squeezes: int) -> list[Solution]:
+    """What is known, with the lowest plans that are found from it, by rising peak."""
+    return pareto([*known, *lower(problem, known, squeezes)])[::-1]
 
 
 def _within(front: Sequence[Solution], limit: int) -> list[Solution]:

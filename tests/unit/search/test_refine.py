@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from fxremat.driver.pipeline import make_problem
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Schedule
 from fxremat.planners import sublinear
-from fxremat.predict.problem import Solution, pareto
+from fxremat.predict.problem import LEAST, Solution, pareto
 from fxremat.search.refine import lower, refine, refine_around
 
 
@@ -75,19 +76,22 @@ def _fastest(solutions: Sequence[Solution], budget: int) -> Solution:
     return min((each for each in solutions if each.peak_bytes <= budget), key=lambda each: each.seconds)
 
 
-@given(graphs_and_schedules(), st.integers(1, 40))
+@given(graphs_and_schedules(), st.integers(1, 40), st.integers(0, 20))
 @few(60)
-def test_a_smaller_budget_has_no_higher_peak(drawn: tuple[JointGraph, Schedule], evaluations: int) -> None:
+def test_a_smaller_budget_has_no_higher_peak(
+    drawn: tuple[JointGraph, Schedule], evaluations: int, squeezes: int
+) -> None:
     """Whatever is known, and however much may be looked for; and all that is found is valid."""
     graph, schedule = drawn
     stated = problem(graph)
     known = [stated.evaluate_needed(schedule, "drawn"), stated.identity("a test")]
     least, most = (pick(each.peak_bytes for each in known) for pick in (min, max))
     served = []
-    for budget in sorted({least + (most - least) * part // 12 for part in range(13)}):
-        found = refine_around(stated, known, budget, evaluations)
+    for budget in sorted({least + (most - least) * part // 12 for part in range(-6, 13)}):
+        found = refine_around(stated, known, budget, evaluations, squeezes)
         assert all(stated.check(each) == each for each in found if each not in known)
-        served.append(_fastest(found, budget))
+        if any(each.peak_bytes <= budget for each in found):
+            served.append(_fastest(found, budget))
     assert all(less.peak_bytes <= more.peak_bytes for less, more in itertools.pairwise(served))
 
 
@@ -113,6 +117,20 @@ def test_around_what_lies_in_no_gap_nothing_is_weighed(budget: int) -> None:
     kept = stated.evaluate(identity(stated.graph), "a test")
     front = sorted(pareto([again, kept]), key=lambda each: each.peak_bytes)
     assert refine_around(stated, front, front[budget].peak_bytes + budget, 50) == front
+
+
+def test_lower_plans_are_looked_for_where_the_budget_is_low() -> None:
+    """Below what is known and in the lower half of it, and not for budgets above."""
+    stated = problem(chain(40))
+    again = stated.mirror({f"f{place}": 1 for place in range(1, 40) if place % 4}, "a test")
+    kept = stated.evaluate(identity(stated.graph), "a test")
+    known, middle = [again, kept], math.isqrt(again.peak_bytes * kept.peak_bytes)
+
+    def lowest(budget: int) -> int:
+        return min(each.peak_bytes for each in refine_around(stated, known, budget, 10, squeezes=40))
+
+    assert lowest(LEAST) == lowest(again.peak_bytes) < again.peak_bytes
+    assert lowest(middle + 1) == lowest(kept.peak_bytes) == again.peak_bytes
 
 
 def test_the_lowest_plan_gets_lower() -> None:
