@@ -6,6 +6,7 @@
     python bench/unseen.py --no-loops                        # on the CPU, for the memory alone: much faster
     python bench/unseen.py --architectures gpt2 whisper      # of the library transformers; all without names
     python bench/unseen.py --seeds 1 2 3 --joined rows       # networks around concatenations
+    python bench/unseen.py --crossed groups4.silu.row        # of small networks of images; all without names
 
 Each seed is a network: one of sequences (normalisations, attention, gates, dropout, tied projections) or one
 of images (convolutions of 1 to 64 channels, normalisations, pooling, skips that are added or concatenated),
@@ -38,6 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import crossed
 import joined
 import torch
 from networks import Residual, Scored
@@ -291,6 +293,8 @@ def network(seed: int | str) -> Drawn:
     if isinstance(seed, int):
         return drawn(seed)
     kind, _, number = seed.partition(" ")
+    if seed in crossed.NAMES:
+        return crossed.network(seed)
     if kind in joined.SIZES:
         return joined.network(kind, int(number))
     import pretrained  # needs transformers
@@ -400,6 +404,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--joined", choices=sorted(joined.SIZES), help="networks around concatenations")
+    kinds.add_argument(
+        "--crossed", nargs="*", help="names of small networks of images, in the place of seeds"
+    )
     kinds.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or a card that need not be there: h100")
@@ -409,6 +416,8 @@ def main() -> None:
     seeds: list[int | str] = arguments.seeds or random.sample(range(10**6), NEW_SEEDS)
     if arguments.joined is not None:
         seeds = [f"{arguments.joined} {seed}" for seed in seeds]
+    if arguments.crossed is not None:
+        seeds = arguments.crossed or list(crossed.NAMES)
     if arguments.architectures is not None:
         import pretrained
 
