@@ -146,7 +146,7 @@ class Compilation:
             graph, report = rewritten(
                 module, num_forward_outputs, self.options, self.name, static_inputs, self._choose
             )
-            halves = split(graph, self.options)
+            halves = split(graph, self.options, not self.is_in_order)
         except FxrematError as error:
             if self.options.on_error == "raise":
                 raise

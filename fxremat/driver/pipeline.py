@@ -468,10 +468,19 @@ def rewritten(
     return planned_graph, replace(report, reads_again=read_again(planned_graph))
 
 
-def split(graph: JointGraph, options: Options) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward of a rewritten graph, as its compiler takes them."""
+def split(
+    graph: JointGraph, options: Options, is_as_usual: bool = False
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward of a rewritten graph, as its compiler takes them.
+
+    Args:
+        graph: The graph of the plan.
+        options: The user's options.
+        is_as_usual: Whether it is to be compiled as it would be without a budget.
+    """
     is_lowered = options.compiler == "inductor"
-    forward, backward = partition(graph, options.inplace and options.compiler == "eager", is_lowered)
+    inplace = options.inplace and options.compiler == "eager"
+    forward, backward = partition(graph, inplace, is_lowered, is_lowered and not is_as_usual)
     if is_lowered:
         work_alike(forward, backward)
         order_recomputation(backward)

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import fx
 
 from fxremat._torch import graphs, partitioners
 from fxremat.errors import GraphError
-from fxremat.graph import twins
+from fxremat.graph import ops, twins
 from fxremat.graph.collector import collector_paused
 from fxremat.graph.generators import random_state
 from fxremat.graph.joint import JointGraph, check_graph
+from fxremat.graph.nodes import Node
 from fxremat.graph.schedule import bind
 from fxremat.memory.inplace import overwrites
+
+IMAGE = 4  # dimensions of one
 
 
 @collector_paused()
 def partition(
-    graph: JointGraph, inplace: bool = False, views_again: bool = False
+    graph: JointGraph, inplace: bool = False, views_again: bool = False, images_whole: bool = False
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward of a joint graph.
 
@@ -34,6 +38,9 @@ def partition(
         views_again: Whether the backward takes its own views of values that are saved themselves. For
             compilers that choose layouts: where a view does not fit the layout of its value, the forward
             would save a copy besides.
+        images_whole: Whether the images that convolutions make, and those of the caller's, are saved in the
+            place of views of them. For the same compilers, which lay these out as convolutions work: of a
+            view the forward would save a copy.
 
     Returns:
         ``(forward, backward)``: the forward takes the primals and returns its outputs and the saved
@@ -47,7 +54,7 @@ def partition(
         raise GraphError(graph.name, "a graph made of mappings cannot be partitioned")
     if all(gradient is None for gradient in graph.backward_outputs):
         raise GraphError(graph.name, "it computes no gradient, so that it has no backward")
-    saved = [graph.fx_nodes[index] for index in saved_values(graph, views_again)]
+    saved = [graph.fx_nodes[index] for index in saved_values(graph, views_again, images_whole)]
     forward, backward = partitioners.extract_forward_backward(graph.module, saved, len(graph.forward_outputs))
     names = [node.name for node in graph.nodes]
     _erase_random(forward, frozenset(names[graph.boundary :]))
@@ -87,12 +94,13 @@ def _erase_random(module: fx.GraphModule, others: frozenset[str]) -> None:
     module.recompile()
 
 
-def saved_values(graph: JointGraph, views_again: bool = False) -> list[int]:
+def saved_values(graph: JointGraph, views_again: bool = False, images_whole: bool = False) -> list[int]:
     """Indices of what the backward needs from the forward, inputs included, in order.
 
     Args:
         graph: The graph.
         views_again: As for ``partition``.
+        images_whole: As for ``partition``.
     """
     gradients = set(graph.backward_outputs)
     saved: dict[int, None] = {}
@@ -105,14 +113,30 @@ def saved_values(graph: JointGraph, views_again: bool = False) -> list[int]:
                 node.name, "the backward reads an operator's tuple of the forward", graph.source(node.name)
             )
         if not (views_again and _is_view_of(graph, index, saved)):
-            saved[index] = None
+            saved[_image_shown(graph, index) if images_whole else index] = None
     return list(saved)
+
+
+def _image_shown(graph: JointGraph, index: int) -> int:
+    """The image that a value is a view of, if a convolution made it or the caller has it; else the value."""
+    node, base = graph.nodes[index], index
+    while _may_be_taken_again(node):
+        assert node.shares is not None
+        base, node = node.shares, graph.nodes[node.shares]
+    is_fixed = base < graph.num_inputs or ops.is_convolution(graph.fx_nodes[base])
+    value = graph.fx_nodes[base].meta.get("val")
+    return base if is_fixed and isinstance(value, torch.Tensor) and value.dim() == IMAGE else index
+
+
+def _may_be_taken_again(node: Node) -> bool:
+    """Whether a node is a view that may run again, and needs nothing but what it looks at."""
+    return node.keep is None and node.leader is None and node.operands == (node.shares,)
 
 
 def _is_view_of(graph: JointGraph, index: int, saved: Collection[int]) -> bool:
     """Whether a value is a view of one of these, through views that may run again and need nothing else."""
     node = graph.nodes[index]
-    while node.keep is None and node.leader is None and node.operands == (node.shares,):
+    while _may_be_taken_again(node):
         assert node.shares is not None
         if node.shares in saved:
             return True

@@ -144,7 +144,7 @@ class Buffers:
                     continue
                 is_fixed = read in taken or read in outputs or leaf in self.grouping.feeders
                 is_fixed = is_fixed or not self.arrangement.may_lie_alike(step, read)
-                if is_fixed or not self._reads_last(step, kernel, leaf):
+                if is_fixed or not self._reads_last(step, kernel, read):
                     continue
                 is_own = self.timing.read_until[step] == kernel.runs_at
                 if is_own and self.binding.nodes[leaf] not in never.get(step, ()):
@@ -168,13 +168,14 @@ class Buffers:
         is_again = any(reduced.intersection(self.inlining.leaves[step]) for step in kernel.steps)
         return is_again and dims == {1 + min(len(each.kept) for each in ranges)}
 
-    def _reads_last(self, step: int, kernel: Kernel, leaf: int) -> bool:
+    def _reads_last(self, step: int, kernel: Kernel, read: int) -> bool:
         """Whether all others that read a buffer, or wait for it, run before: earlier, or for this."""
+        leaf = self.inlining.bases[read]
         for reader in (*self.inlining.realized_readers[leaf], *self.inlining.waited_by(leaf)):
             other = self.kernels[reader]
             if other is None or reader == step:
                 continue
-            if other.rank < kernel.rank and not self._is_tied(other, kernel, leaf):
+            if other.rank < kernel.rank and not self._is_tied(other, kernel, read):
                 continue
             if other is not kernel or reader in self.grouping.split:
                 return False
@@ -182,9 +183,9 @@ class Buffers:
                 return False
         return True
 
-    def _is_tied(self, other: Kernel, kernel: Kernel, leaf: int) -> bool:
+    def _is_tied(self, other: Kernel, kernel: Kernel, read: int) -> bool:
         """Whether an earlier kernel of a chain goes through a buffer in another order than it lies in."""
         is_chain = kernel.chain is not None and kernel.chain is other.chain
-        is_image = self.binding.nodes[leaf] in facts(self.graph).images
-        is_last = is_image and self.grouping.orders.of(leaf) is not None
+        is_image = self.binding.nodes[read] in facts(self.graph).images
+        is_last = is_image and self.grouping.orders.of(read) is not None
         return is_chain and is_last and other.reduction is not None

@@ -22,10 +22,11 @@ def link(kernels: Iterable[Kernel], shared_bytes: Callable[[Kernel, Kernel], int
     Args:
         kernels: All kernels, in order.
         shared_bytes: How much of memory two of them read or write that the other one does as well; 0 where
-            Inductor may not fuse them wherever they stand. Those that share most are fused first.
+            Inductor may not fuse them wherever they stand. Reductions are fused with each other first, and
+            other loops with each other; of these those that share most.
     """
     pairs = [
-        (shared, depth, first, second)
+        (_is_reduction(first) is _is_reduction(second), shared, depth, first, second)
         for second in kernels
         for first in dict.fromkeys(second.producers)
         if first.is_fusible and second.is_fusible
@@ -33,7 +34,7 @@ def link(kernels: Iterable[Kernel], shared_bytes: Callable[[Kernel, Kernel], int
     ]
     members: dict[Kernel, list[Kernel]] = {}  # of each chain, by its first
     depths: dict[Kernel, int] = {}
-    for _, depth, first, second in sorted(pairs, key=operator.itemgetter(0), reverse=True):
+    for *_, depth, first, second in sorted(pairs, key=operator.itemgetter(0, 1), reverse=True):
         before, behind = (_chain(each, members) for each in (first, second))
         is_end = before[-1] is first and behind[0] is second and before is not behind
         known = {depths[each[0]] for each in (before, behind) if len(each) > 1}
@@ -45,6 +46,10 @@ def link(kernels: Iterable[Kernel], shared_bytes: Callable[[Kernel, Kernel], int
             for each in both:
                 each.chain = both[0]
             _have_wait(both, members)
+
+
+def _is_reduction(kernel: Kernel) -> bool:
+    return kernel.reduction is not None
 
 
 def _has_others_between(both: Sequence[Kernel], members: Mapping[Kernel, Sequence[Kernel]]) -> bool:

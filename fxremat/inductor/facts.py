@@ -32,6 +32,7 @@ class Facts:
         viewed_places: For each view, which of its operands it looks at; None for others.
         picked_places: The same, but None for a ``getitem``, too.
         inputs: For each node, the graph's inputs that it reads itself.
+        inputs_seen: The same, with those of which it reads views.
         bytes_of_one: Bytes of each node's buffer, or of that which a ``getitem`` picks; 0 if there is no one.
         convolutions: Indices of convolutions and their gradients.
         plain_convolutions: Indices of convolutions.
@@ -63,6 +64,7 @@ class Facts:
     viewed_places: tuple[int | None, ...]
     picked_places: tuple[int | None, ...]
     inputs: tuple[frozenset[int], ...]
+    inputs_seen: tuple[frozenset[int], ...]
     bytes_of_one: tuple[int, ...]
     convolutions: frozenset[int]
     plain_convolutions: frozenset[int]
@@ -119,6 +121,7 @@ def _facts(graph: JointGraph) -> Facts:
         viewed,
         tuple(None if node.leader is not None else at for at, node in zip(viewed, graph.nodes, strict=True)),
         tuple(frozenset(read for read in node.operands if read < graph.num_inputs) for node in graph.nodes),
+        tuple(_inputs_seen(graph, viewed)),
         tuple(graph.storage_bytes[each.views[0]] if len(each.views) == 1 else 0 for each in graph.nodes),
         convolutions,
         frozenset(index for index in convolutions if ops.is_convolution(graph.fx_nodes[index])),
@@ -139,6 +142,14 @@ def _facts(graph: JointGraph) -> Facts:
 def _is_hinting(node: fx.Node, kind: Kind) -> bool:
     is_product = kind is Kind.KERNEL or ops.packet(node) is ops.aten.bmm
     return is_product and lowered.wants_buffers(node)
+
+
+def _inputs_seen(graph: JointGraph, viewed: Sequence[int | None]) -> Iterable[frozenset[int]]:
+    shown = {index: index for index in range(graph.num_inputs)}  # what views show of the caller's
+    for index, (place, node) in enumerate(zip(viewed, graph.nodes, strict=True)):
+        if place is not None and node.operands[place] in shown:
+            shown[index] = shown[node.operands[place]]
+        yield frozenset(shown[operand] for operand in node.operands if operand in shown)
 
 
 def _part_views(graph: JointGraph, viewed: Sequence[int | None]) -> frozenset[int]:

@@ -40,7 +40,7 @@ class Handed:
     """What generated code does not say of the memory of a step.
 
     Attributes:
-        storages: For each value of the forward, by name, the storages that it keeps alive.
+        storages: For each value of the forward, by name, the storages that it keeps alive but the caller's.
         storage_bytes: Bytes of each of these storages; the caller's and the forward's outputs count 0.
         constant_bytes: What is live all through the backward: the forward's outputs and the tangents.
         scratch_bytes: For each node, by name, bytes that it allocates and frees again while it runs.
@@ -210,7 +210,10 @@ class _Run:
             self._work([name])
 
     def _return(self, values: Iterable[ast.expr]) -> None:
-        """What is saved in another layout than it was made in is a copy, of an input or another output."""
+        """What is saved in another layout than it was made in is a copy, of an input or another output.
+
+        So is each buffer in the place of an input, or of a view of one.
+        """
         storages, sizes = dict(self.given.storages), dict(self.given.storage_bytes)
         first: dict[int, Sequence[int]] = {}  # for each storage, the pieces of the output that shows it first
         for node, value in zip(self.code.outputs, values, strict=False):
@@ -218,7 +221,7 @@ class _Run:
             if not isinstance(node, fx.Node) or not pieces:
                 continue
             known = [first.setdefault(storage, pieces) for storage in storages.get(node.name, ())]
-            if node.op == "placeholder" or any(each != pieces for each in known):
+            if not known or any(each != pieces for each in known):
                 storages[node.name] = tuple(pieces)
                 sizes.update((piece, self.bytes[piece]) for piece in pieces)
         self.given = replace(self.given, storages=storages, storage_bytes=sizes)

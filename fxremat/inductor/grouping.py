@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fxremat._torch import graphs
 from fxremat.graph import ops
@@ -21,7 +21,7 @@ from fxremat.inductor.chains import link
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.nests import nests
-from fxremat.inductor.orders import Orders
+from fxremat.inductor.orders import Order, Orders
 from fxremat.inductor.pooling import scatters
 from fxremat.inductor.ranges import Ranges, may_share
 from fxremat.inductor.segments import Recomputation, recomputation
@@ -35,6 +35,15 @@ MIN_SHARED_BYTES = 10
 Shared: TypeAlias = tuple[int, Place]  # a step, or an input, and which part of its value
 
 MAX_SIBLINGS = 4  # that share a read, among which a loop looks for a kernel to join
+
+
+class _Part(NamedTuple):
+    """Where a loop stands in what is recomputed; see ``segments.Recomputation``."""
+
+    segment: int
+    stretch: int
+    kernels: int
+    is_again: bool
 
 
 def group(graph: JointGraph, binding: Binding) -> Grouping:
@@ -72,6 +81,7 @@ class Grouping:
         self.drawn_in_rows: set[int] = set()
         self._latest_readers: dict[Shared, deque[Kernel]] = {}  # of what is shareable, among loops
         self._realized_count = 0
+        self._parts: dict[int, _Part] = {}
         self.orders = Orders(graph, inlining, recomputation)
         self.ranges: list[Ranges | None] = [None] * len(inlining.realized)
         self.split: set[int] = set()
@@ -226,14 +236,14 @@ class Grouping:
                 return reader
         return None
 
-    def _sizes(self, step: int) -> tuple[int | None, ...]:
-        """The sizes of a realized value, as the view of it has them that it is made for.
+    def _sizes(self, step: int) -> tuple[Order | None, tuple[int | None, ...]]:
+        """The sizes of a value as it is stored, of the view of it if for that, and how it lies if merged.
 
         A loop over all elements is split like another only if both were made for the same.
         """
         shown = self.inlining.shown_as(step)
         values = ops.tensors(self.graph.fx_nodes[self.binding.nodes[shown]].meta.get("val"))
-        return tuple(map(graphs.hint, next(values).shape))
+        return self.orders.merged(step), tuple(map(graphs.hint, next(values).shape))
 
     def _shared_bytes(self, first: Kernel, second: Kernel) -> int:
         """Bytes of what two kernels both read, or the second one of the first; 0 if they may not be fused."""
@@ -261,13 +271,48 @@ class Grouping:
         first, boundary = kernel.steps[0], self.binding.boundary
         if first < boundary <= step:
             return False
-        segments, stretches, kernels, _ = self.recomputation
-        is_of_segment, is_of_stretch = segments[first] == segments[step], stretches[first] == stretches[step]
+        one, other = self._part(first), self._part(step)
+        is_of_segment, is_of_stretch = one.segment == other.segment, one.stretch == other.stretch
         if not (is_of_segment or is_of_stretch):
             return False
-        if any(self.binding.is_mirror[each] for each in (*kernel.steps, step)):
-            return is_of_segment and all(kernels[each] == kernels[step] for each in kernel.steps)
+        parts = [other, *map(self._part, kernel.steps)]
+        if any(each.is_again for each in parts):
+            return is_of_segment and len({each.kernels for each in parts}) == 1
         return is_of_stretch
+
+    def _part(self, step: int) -> _Part:
+        """Where a loop counts as standing: right before the convolution that reads a copy of a view of it.
+
+        To Inductor such a copy stands for all that is computed right before the convolution.
+        """
+        if step not in self._parts:
+            segments, stretches, kernels, _ = self.recomputation
+            kernel, is_again = step, self.binding.is_mirror[step]
+            if self.inlining.shown_as(step) != step:
+                kernel = self.inlining.realized_at[step]
+                is_again = self.binding.is_mirror[kernel] or self._computes_again(kernel)
+            before = kernels[kernel] - (kernel != step)
+            self._parts[step] = _Part(segments[kernel], stretches[kernel], before, is_again)
+        return self._parts[step]
+
+    def _computes_again(self, kernel: int) -> bool:
+        """Whether loops that are made for an external kernel compute mirrors of its segment."""
+        inlining, segments, bases = self.inlining, self.recomputation.segments, self.inlining.bases
+        stack, seen = [kernel], {kernel}
+        while stack:
+            reads = {read for read in self.binding.reads[stack.pop()] if read is not None} - seen
+            inside = {
+                read
+                for read in reads
+                if not inlining.realized[bases[read]] or inlining.realized_at[bases[read]] == kernel
+            }
+            for each in inside:
+                is_view = inlining.kinds[each] is Kind.VIEW
+                if self.binding.is_mirror[each] and not is_view and segments[each] == segments[kernel]:
+                    return True
+            seen |= inside
+            stack += inside
+        return False
 
     def _is_put_off(self, kernel: Kernel, step: int) -> bool:
         """Whether a kernel's reductions would wait, past an external kernel, for a loop over what they write.

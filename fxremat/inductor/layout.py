@@ -44,11 +44,9 @@ def input_copies(graph: JointGraph, binding: Binding) -> Iterable[tuple[int, lis
         for operand, step in reads:
             readers.setdefault(operand, []).append(step)
         leading = inputs_leading(graph, binding)
-        behind = enumerate(binding.nodes[boundary:] if leading else (), boundary)
-        for step in (step for step, node in behind if not leading.isdisjoint(known.inputs[node])):
-            for read in _operands(graph, binding, step):
-                if ~read in leading:
-                    readers.setdefault(~read, []).append(step)
+        for step, node in enumerate(binding.nodes[boundary:] if leading else (), boundary):
+            for operand in leading & known.inputs_seen[node]:
+                readers.setdefault(operand, []).append(step)
         yield from ((0, found, known.copied_bytes[operand]) for operand, found in readers.items())
     elif works_channels_last(graph, binding, range(boundary, len(binding.nodes))):
         late = [(operand, step) for operand, step in reads if step >= boundary]

@@ -6,7 +6,8 @@ On a CPU loops are fused that have the same ranges, or one inside of the other; 
 for each of several heads is enough to keep two loops over the same elements apart.
 
 A loop over images runs in the order of most that it reads and writes; where one of these is stored in the
-other order, it goes through examples, channels and points apart. What is not known keeps nothing apart.
+other order, it goes through examples, channels and points apart. One that reads and writes images as those
+of one example, and nothing else, goes through all elements. What is not known keeps nothing apart.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ def nests(graph: JointGraph, inlining: Inlining, orders: Orders) -> list[Ranges 
     found = [_in_frame(graph, inlining, frame, orders) for frame in known]
     if len(found) == 1:
         return found[0]
-    return [
+    chosen = [
         last if first != last and inlining.realized[step] and orders.runs_last(step) else first
         for step, (first, last) in enumerate(zip(*found, strict=True))
     ]
+    for step in filter(orders.is_copied, orders.of_images):
+        chosen[step] = Ranges((inlining.loops[step].elements,))
+    return chosen
 
 
 def _in_frame(graph: JointGraph, inlining: Inlining, frame: Frame, orders: Orders) -> list[Ranges | None]:

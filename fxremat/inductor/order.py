@@ -134,7 +134,7 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
     """
     parts = [[max(origins, key=_strictness) for origins in each if origins] for each in (first, second)]
     nodes = [*parts[0], *parts[1]]
-    if any(MIRROR in node.meta for node in nodes):
+    if any(map(_is_computed_again, nodes)):
         is_near = len({(node.meta.get(SEGMENT), _kernels_before(node)) for node in nodes}) <= 1
     else:
         is_near = len({node.meta.get(STRETCH) for node in nodes}) <= 1
@@ -165,7 +165,12 @@ def _strictness(node: fx.Node) -> tuple[int, bool, bool]:
 
     And then an external kernel, right before which what it reads is computed.
     """
-    return node.meta.get(SEGMENT, -1), MIRROR in node.meta, _is_kernel(node)
+    return node.meta.get(SEGMENT, -1), _is_computed_again(node), _is_kernel(node)
+
+
+def _is_computed_again(node: fx.Node) -> bool:
+    """Whether a node is a mirror that computes: a view of what is there does not."""
+    return MIRROR in node.meta and kind(node) is not Kind.VIEW
 
 
 def _has_own_buffer(node: fx.Node) -> bool:

@@ -111,6 +111,19 @@ class Orders:
             read.append(self.of_images[step])
         return 2 * read.count(None) < len(read)
 
+    def merged(self, step: int) -> Order | None:
+        """How a stored image lies, if with the channels of all examples as those of one."""
+        order = self.of_images.get(step)
+        return None if order is None or order == self._last(self._binding.nodes[step]) else order
+
+    def is_copied(self, step: int) -> bool:
+        """Whether a merged image is computed of such images alone: element by element, as they lie."""
+        order, inlining = self.merged(step), self._inlining
+        if order is None:
+            return False
+        read, count = self._read(step, self.of_images), len(inlining.buffers_read[step])
+        return {*read} == {order} and len(read) == count + len(inlining.inputs_read[step])
+
     def _voted(self, step: int, known: Mapping[int, Order | None]) -> Order | None:
         """The order of most of the images that one is computed of: Inductor's where none is asked for."""
         read = self._read(step, known)
@@ -144,7 +157,7 @@ class Orders:
     def _arranged(self) -> frozenset[int]:
         """The inputs that lead to convolutions and are handed over: all read copies, channels last."""
         behind = self._binding.nodes[self._binding.boundary :]
-        handed_over = frozenset[int]().union(*map(self._facts.inputs.__getitem__, behind))
+        handed_over = frozenset[int]().union(*map(self._facts.inputs_seen.__getitem__, behind))
         return inputs_leading(self._graph, self._binding) & handed_over
 
     def is_given_in_order(self, node: int) -> bool:

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import Sketch, assert_same, chain, example_inputs, few, networks, problem, run, run_parts
+from graphs import (
+    Sketch,
+    assert_same,
+    chain,
+    example_inputs,
+    few,
+    networks,
+    output_names,
+    problem,
+    run,
+    run_parts,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import Network, traced
@@ -61,6 +72,26 @@ def partition_joint(
 def solutions(*points: tuple[int, float]) -> list[Solution]:
     """Solutions of these peaks and seconds."""
     return [Solution(Schedule(), peak, seconds, 0.0, "drawn") for peak, seconds in points]
+
+
+class Shown(nn.Module):
+    """Reads the image that a convolution makes by a view of it alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.convolution(x).view(1, 8, 3, 3).sin().sum()
+
+
+@pytest.mark.parametrize("is_as_usual", [False, True])
+def test_what_runs_as_without_a_budget_saves_the_same_views(is_as_usual: bool) -> None:
+    """Another plan saves images in the place of views of them."""
+    graph = fxremat.capture(Shown(), torch.randn(2, 4, 3, 3), compiler="inductor")
+    forward, _ = split(graph, Options.parse({}), is_as_usual)
+    assert ("view" in output_names(forward)) is is_as_usual
+    assert ("convolution" in output_names(forward)) is not is_as_usual
 
 
 # --- Choosing -------------------------------------------------------------------------------------------

@@ -125,6 +125,33 @@ def test_a_view_that_may_not_run_again_is_saved() -> None:
     assert saved_values(kept, views_again=True) == saved_values(kept)
 
 
+def test_images_are_saved_in_the_place_of_views_of_them() -> None:
+    """Those of a convolution and of the caller's; not what loops make, nor for what may not run again."""
+
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.convolution(x.view(1, 8, 3, 3).sin().view(2, 4, 3, 3))
+            return y.view(1, 8, 3, 3).sin().sum() + (-y).view(1, 8, 9).sin().sum()
+
+    model, x = Normalised(), torch.randn(2, 4, 3, 3, requires_grad=True)
+    graph, *_ = compiled_graphs(model, x)
+    views, whole = (
+        {graph.nodes[index].name for index in saved_values(graph, True, each)} for each in (False, True)
+    )
+    shown = [node for node in graph.nodes if node.name in views - whole]
+    bases = {graph.nodes[node.shares].name for node in shown if node.shares is not None}
+    assert bases == whole - views and len(bases) == len(shown) == 2
+    assert "convolution" in bases and any(name.startswith("primals") for name in bases)
+    assert any(node.shares is not None for node in graph.nodes if node.name in whole)
+    nodes = [replace(node, keep="a test") if node.shares is not None else node for node in graph.nodes]
+    kept = replace(graph, nodes=tuple(nodes))
+    assert saved_values(kept, True, True) == saved_values(kept, True)
+
+
 def test_what_is_mirrored_is_not_saved() -> None:
     """tanh is computed again from mm, which takes its place among the saved values, or from the inputs."""
     graph = fxremat.capture(TwoLayers(), torch.randn(3, 4))
@@ -410,6 +437,21 @@ def test_loops_of_two_segments_are_not_fused() -> None:
     assert may_fuse([[first]], [[first]]) and may_fuse([], [[plain]]) and may_fuse([[plain]], [[plain]])
     assert not may_fuse([[first]], [[last]]) and not may_fuse([[first], [last]], [])
     assert may_fuse([[first, last]], [[last]]) and not may_fuse([[first, last]], [[first]])
+
+
+def test_a_view_that_is_taken_again_computes_nothing() -> None:
+    """A loop that reads what one shows is no mirror by that, and is fused across segments."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4, bias=False), nn.Tanh())))
+    graph = fxremat.capture(model, torch.randn(2, 4, requires_grad=True), loss=torch.sum)
+    _, backward = partition(rewrite(graph, expand(graph, {"tanh": 1, "t_1": 1})))
+    order_recomputation(backward)
+    mirrors = [node for node in backward.graph.nodes if "mirror" in node.name]
+    view, loop = (next(each for each in mirrors if each.name.startswith(name)) for name in ("t_", "tanh"))
+    plain = next(node for node in backward.graph.nodes if node.name.startswith("tanh_backward"))
+    for node in (view, loop):
+        node.meta[SEGMENT] = plain.meta[SEGMENT] + 1
+    assert may_fuse([[view, plain]], [[plain]])
+    assert not may_fuse([[loop, plain]], [[plain]])
 
 
 def test_loops_are_not_fused_across_kernels_that_run_again() -> None:

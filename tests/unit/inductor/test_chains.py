@@ -59,11 +59,11 @@ def test_kernels_with_the_same_outer_range_are_a_chain() -> None:
 
 
 def test_a_chain_has_one_depth() -> None:
-    """Two outer ranges that the first two have in common are none of the third's."""
+    """One outer range that the first two have in common, both reductions, is not all of the third's."""
     first, _, second, _ = normalisation()
     deeper = kernel(4, Ranges((IMAGES, CHANNELS)), None, [first])
-    link([first, deeper, second], shared)
-    assert deeper.chain is first.chain is first and second.chain is None
+    link([first, deeper, second], lambda before, behind: 1 + (behind is deeper))
+    assert second.chain is first.chain is first and deeper.chain is None
 
 
 def test_kernels_with_another_between_or_no_common_range_are_no_chain() -> None:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import crossed
 import pytest
 import torch
 from graphs import Function
@@ -193,6 +194,18 @@ def test_images_of_both_orders_have_inductors_ranges(
     both = known.keys() & scheduled.keys()
     assert {known[name].kept for name in both} >= {(4, 8, 256), (1024, 8)}
     assert {name: known[name] for name in both} == {name: scheduled[name] for name in both}
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="traces no sigmoid of the gradient")
+def test_what_is_computed_of_merged_images_alone_is_flat(
+    scheduled: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each image is normalised by itself, the gate of a residual block lies as those of one do."""
+    model, (x,) = crossed.network("instances.silu.residual")
+    known = predicted(graph_of(model, x, monkeypatch=monkeypatch, planner="keep_all"))
+    gates = [name for name in known.keys() & scheduled.keys() if name.startswith("sigmoid")]
+    assert gates and {known[name] for name in gates} == {Ranges((x.numel(),))}
+    assert all(known[name] == scheduled[name] for name in gates)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
