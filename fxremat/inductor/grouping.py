@@ -37,13 +37,13 @@ Shared: TypeAlias = tuple[int, Place]  # a step, or an input, and which part of 
 MAX_SIBLINGS = 4  # that share a read, among which a loop looks for a kernel to join
 
 
-class _Part(NamedTuple):
-    """Where a loop stands in what is recomputed; see ``segments.Recomputation``."""
+class _Stands(NamedTuple):
+    """For each step where it stands in what is recomputed, and if it runs again; see ``Recomputation``."""
 
-    segment: int
-    stretch: int
-    kernels: int
-    is_again: bool
+    segments: list[int]
+    stretches: list[int]
+    kernels: list[int]
+    is_again: list[bool]
 
 
 def group(graph: JointGraph, binding: Binding) -> Grouping:
@@ -81,12 +81,12 @@ class Grouping:
         self.drawn_in_rows: set[int] = set()
         self._latest_readers: dict[Shared, deque[Kernel]] = {}  # of what is shareable, among loops
         self._realized_count = 0
-        self._parts: dict[int, _Part] = {}
         self.orders = Orders(graph, inlining, recomputation)
         self.ranges: list[Ranges | None] = [None] * len(inlining.realized)
         self.split: set[int] = set()
         self._paired: dict[int, int] = {}
         realized = [step for step, is_realized in enumerate(inlining.realized) if is_realized]
+        self._stands = self._found_standing(realized)
         if graph.is_on_cpu:
             self.ranges = nests(graph, inlining, self.orders)
             pairs = ((step, self._partner(step)) for step in realized)
@@ -271,29 +271,30 @@ class Grouping:
         first, boundary = kernel.steps[0], self.binding.boundary
         if first < boundary <= step:
             return False
-        one, other = self._part(first), self._part(step)
-        is_of_segment, is_of_stretch = one.segment == other.segment, one.stretch == other.stretch
+        segments, stretches, kernels, is_again = self._stands
+        is_of_segment, is_of_stretch = segments[first] == segments[step], stretches[first] == stretches[step]
         if not (is_of_segment or is_of_stretch):
             return False
-        parts = [other, *map(self._part, kernel.steps)]
-        if any(each.is_again for each in parts):
-            return is_of_segment and len({each.kernels for each in parts}) == 1
+        if any(is_again[each] for each in (*kernel.steps, step)):
+            return is_of_segment and all(kernels[each] == kernels[step] for each in kernel.steps)
         return is_of_stretch
 
-    def _part(self, step: int) -> _Part:
-        """Where a loop counts as standing: right before the convolution that reads a copy of a view of it.
+    def _found_standing(self, realized: Iterable[int]) -> _Stands:
+        """Where steps count as standing: right before a convolution what it reads a copy of a view of.
 
         To Inductor such a copy stands for all that is computed right before the convolution.
         """
-        if step not in self._parts:
-            segments, stretches, kernels, _ = self.recomputation
-            kernel, is_again = step, self.binding.is_mirror[step]
-            if self.inlining.shown_as(step) != step:
-                kernel = self.inlining.realized_at[step]
-                is_again = self.binding.is_mirror[kernel] or self._computes_again(kernel)
-            before = kernels[kernel] - (kernel != step)
-            self._parts[step] = _Part(segments[kernel], stretches[kernel], before, is_again)
-        return self._parts[step]
+        inlining, is_mirror = self.inlining, self.binding.is_mirror
+        segments, stretches, kernels, _ = self.recomputation
+        found = _Stands(list(segments), list(stretches), list(kernels), list(is_mirror))
+        for step in realized:
+            kernel = inlining.realized_at[step]
+            if kernel == step or inlining.shown_as(step) == step:
+                continue
+            found.segments[step], found.stretches[step] = segments[kernel], stretches[kernel]
+            found.kernels[step] = kernels[kernel] - 1
+            found.is_again[step] = is_mirror[kernel] or self._computes_again(kernel)
+        return found
 
     def _computes_again(self, kernel: int) -> bool:
         """Whether loops that are made for an external kernel compute mirrors of its segment."""
