@@ -12,7 +12,8 @@ Each seed is a network: one of sequences (normalisations, attention, gates, drop
 of images (convolutions of 1 to 64 channels, normalisations, pooling, skips that are added or concatenated),
 whose depth, width and parts are drawn, some of them under bfloat16. Without ``--seeds`` new ones are drawn.
 The architectures of transformers are small, with weights drawn at random (``pretrained.py``). With
-``--joined`` the networks are small and concatenate all kinds of values (``joined.py``).
+``--joined`` the networks are small and concatenate all kinds of values (``joined.py``), with ``--crossed``
+small convolutions with each normalisation and each activation, in three ways (``crossed.py``).
 
 Columns:
     budget, planned: MiB; planned is the peak that the plan was made with.
@@ -405,7 +406,11 @@ def main() -> None:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--joined", choices=sorted(joined.SIZES), help="networks around concatenations")
     kinds.add_argument(
-        "--crossed", nargs="*", help="names of small networks of images, in the place of seeds"
+        "--crossed",
+        nargs="*",
+        choices=crossed.NAMES,
+        metavar="NAME",
+        help="small networks of images, in the place of seeds",
     )
     kinds.add_argument("--architectures", nargs="*", help="names of transformers', in the place of seeds")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, help="None, min or a fraction each")
