@@ -185,7 +185,7 @@ class Buffers:
 
     def _is_tied(self, other: Kernel, kernel: Kernel, read: int) -> bool:
         """Whether an earlier kernel of a chain goes through a buffer in another order than it lies in."""
-        is_chain = kernel.chain is not None and kernel.chain is other.chain
+        is_chain = kernel is not other and kernel.head is other.head
         is_image = self.binding.nodes[read] in facts(self.graph).images
         is_last = is_image and self.grouping.orders.of(read) is not None
         return is_chain and is_last and other.reduction is not None

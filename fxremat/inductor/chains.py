@@ -43,7 +43,7 @@ def link(kernels: Iterable[Kernel], shared_bytes: Callable[[Kernel, Kernel], int
         both = [*before, *behind]
         if not _has_others_between(both, members):
             members[both[0]], depths[both[0]] = both, depth
-            for each in both:
+            for each in behind:
                 each.chain = both[0]
             _have_wait(both, members)
 
@@ -83,7 +83,7 @@ def _have_wait(both: Sequence[Kernel], members: Mapping[Kernel, Sequence[Kernel]
 
 
 def _chain(kernel: Kernel, members: Mapping[Kernel, Sequence[Kernel]]) -> Sequence[Kernel]:
-    return [kernel] if kernel.chain is None else members[kernel.chain]
+    return members.get(kernel.head, [kernel])
 
 
 def _reads_all(before: Sequence[Kernel], behind: Sequence[Kernel]) -> bool:

@@ -11,6 +11,7 @@ copied. So is each of a result that convolutions of the backward read, which lie
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,7 +63,7 @@ class Slices:
     def __init__(self, inlining: Realized) -> None:
         self.cats: set[int] = set()
         self.held_in: dict[int, int] = {}
-        self._inlining = inlining
+        self._inlining: Realized = weakref.proxy(inlining)  # of which it is a part
         self._binding = inlining.binding
         self._bases, self._kinds = inlining.bases, inlining.kinds
 

@@ -96,9 +96,11 @@ class Grouping:
                 self.ranges[step] = self.ranges[self._paired[step]]
         for step in sorted(realized, key=inlining.realized_at.__getitem__):
             self.kernels[step] = self._kernel_of(step)
+        kernels = dict.fromkeys(kernel for kernel in self.kernels if kernel is not None)
         if graph.is_on_cpu:
-            kernels = dict.fromkeys(kernel for kernel in self.kernels if kernel is not None)
             link(kernels, self._shared_bytes)
+        for kernel in kernels:
+            kernel.consumers.clear()  # so that none is in a cycle, which would stay until it was collected
 
     def _kernel_of(self, step: int) -> Kernel:
         """The kernel that computes a realized step, which is a part of it from now on.

@@ -23,13 +23,13 @@ class Kernel:
             known.
         steps: What it computes, in order.
         producers: The kernels that compute what it reads, each time that one of its steps reads of it.
-        consumers: The kernels whose producer it is.
+        consumers: The kernels whose producer it is; none when all kernels are known.
         newest: The latest step of all that must have run when it has: its own, its producers' and so on.
         is_loop: Whether it is no external kernel.
         is_fusible: Whether it is a loop that others can become a part of.
         runs_at: The step at which it runs.
         made_for: The external kernel that its first loop is computed for, right before it, if there is one.
-        chain: The first of those with whose outer loops its own are fused, itself there; None elsewhere.
+        chain: The first of those with whose outer loops its own are fused; None if it is that, or of none.
         ordinal: The number of its latest step, among those that are realized.
         rank: Its place among the kernels that run at one step, in the end among all.
     """
@@ -48,6 +48,11 @@ class Kernel:
     chain: Kernel | None = None
     ordinal: int = 0
     rank: int = 0
+
+    @property
+    def head(self) -> Kernel:
+        """The first of its chain; itself if it is of none."""
+        return self.chain or self
 
     def admits(self, elements: int, reduction: Reduction | None) -> bool:
         """Whether a loop over so many elements can be fused into this kernel."""

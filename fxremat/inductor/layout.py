@@ -210,7 +210,8 @@ def _in_part(graph: JointGraph, binding: Binding, part: range, waiting: Collecti
             last = max(last, step) if is_convolution else last
             preferred.update((step, *_operands(graph, binding, step)))
     for step in part if preferred else ():
-        if any(read < last and read in preferred for read in _operands(graph, binding, step)):
+        operands = _operands(graph, binding, step)
+        if not preferred.isdisjoint(operands if step <= last else [read for read in operands if read < last]):
             preferred.add(step)
     return preferred
 

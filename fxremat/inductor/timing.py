@@ -95,15 +95,14 @@ def in_order(found: Iterable[Kernel]) -> list[Kernel]:
     while not is_settled:
         is_settled = True
         for kernel in kernels:
-            first = kernel.chain or kernel
+            first = kernel.head
             for producer in kernel.producers:
-                before = producer.chain or producer
+                before = producer.head
                 if before is not first and (before.runs_at, before.rank) >= (first.runs_at, first.rank):
                     first.runs_at, first.rank = before.runs_at, before.rank + 1
                     is_settled = False
     for kernel in kernels:
-        if kernel.chain is not None:
-            kernel.runs_at, kernel.rank = kernel.chain.runs_at, kernel.chain.rank
+        kernel.runs_at, kernel.rank = kernel.head.runs_at, kernel.head.rank
     kernels.sort(key=_place)
     for rank, kernel in enumerate(kernels):
         kernel.rank = rank
@@ -112,8 +111,7 @@ def in_order(found: Iterable[Kernel]) -> list[Kernel]:
 
 def _place(kernel: Kernel) -> tuple[int, int, int, int]:
     """What kernels are ordered by."""
-    first = kernel.chain or kernel
-    return kernel.runs_at, kernel.rank, first.steps[0], kernel.steps[0]
+    return kernel.runs_at, kernel.rank, kernel.head.steps[0], kernel.steps[0]
 
 
 def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
@@ -132,6 +130,6 @@ def spread(kernels: Iterable[Kernel], boundary: int, num_steps: int) -> None:
         if before is not None and kernel.runs_at <= before.runs_at:
             end = boundary if kernel.steps[0] < boundary else num_steps
             is_one_call = kernel.made_for is not None and kernel.made_for == before.made_for
-            is_one_call |= kernel.chain is not None and kernel.chain is before.chain
+            is_one_call |= kernel.head is before.head
             kernel.runs_at = min(before.runs_at + (not is_one_call), end - 1)
         before = kernel

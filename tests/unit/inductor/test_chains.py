@@ -51,7 +51,7 @@ def test_kernels_with_the_same_outer_range_are_a_chain() -> None:
     kernels = normalisation()
     link(kernels, shared)
     first, between, second, last = kernels
-    assert first.chain is second.chain is last.chain is first and between.chain is None
+    assert first.head is second.head is last.head is first and between.head is between
     order = in_order(kernels)
     spread(order, boundary=0, num_steps=8)
     assert first.runs_at == second.runs_at == last.runs_at != between.runs_at
@@ -63,7 +63,7 @@ def test_a_chain_has_one_depth() -> None:
     first, _, second, _ = normalisation()
     deeper = kernel(4, Ranges((IMAGES, CHANNELS)), None, [first])
     link([first, deeper, second], lambda before, behind: 1 + (behind is deeper))
-    assert second.chain is first.chain is first and deeper.chain is None
+    assert second.head is first.head is first and deeper.head is deeper
 
 
 def test_kernels_with_another_between_or_no_common_range_are_no_chain() -> None:
@@ -71,10 +71,10 @@ def test_kernels_with_another_between_or_no_common_range_are_no_chain() -> None:
     first, between, second, _ = normalisation()
     second.producers.append(between)
     link([first, between, second], shared)
-    assert first.chain is second.chain is None
+    assert first.head is first and second.head is second
     flat = normalisation((IMAGES * CHANNELS,))
     link(flat, shared)
-    assert flat[0].chain is None and flat[2].chain is flat[3].chain is flat[2]
+    assert flat[0].head is flat[0] and flat[2].head is flat[3].head is flat[2]
 
 
 def test_chains_do_not_wait_for_each_other() -> None:
@@ -87,7 +87,7 @@ def test_chains_do_not_wait_for_each_other() -> None:
     ends = [kernel(4, points, None, [first, before]), kernel(5, points, None, [other, between])]
     kernels = [first, other, between, before, *ends]
     link(kernels, lambda one, two: int(one.steps[0] < 2 and two.steps[0] > 3))
-    assert sum(each.chain is not None for each in kernels) == 2
+    assert len({each.head for each in kernels}) == len(kernels) - 1
     order = in_order(kernels)
     assert all(order.index(producer) < order.index(each) for each in order for producer in each.producers)
 
@@ -96,4 +96,4 @@ def test_what_must_not_be_fused_is_no_chain() -> None:
     """As past an external kernel that runs again."""
     kernels = normalisation()
     link(kernels, lambda first, second: 0)
-    assert all(each.chain is None for each in kernels)
+    assert all(each.head is each for each in kernels)

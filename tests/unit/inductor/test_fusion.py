@@ -27,12 +27,13 @@ from torch.utils import _pytree as pytree
 import fxremat
 from fxremat._torch import compilers, scheduling
 from fxremat.errors import InvalidOptionError
+from fxremat.graph.collector import collector_paused
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, Loop, Reduction
 from fxremat.graph.nodes import MIRROR, Phase
 from fxremat.graph.schedule import bind
 from fxremat.inductor.facts import facts
-from fxremat.inductor.grouping import MAX_DISTANCE, group
+from fxremat.inductor.grouping import MAX_DISTANCE, Grouping, group
 from fxremat.inductor.inlining import Inlining
 from fxremat.inductor.kernels import Kernel, leads_to
 from fxremat.inductor.layout import channels_last, input_copies
@@ -104,6 +105,22 @@ def test_facts_go_with_their_graph() -> None:
     del graph
     gc.collect()
     assert found() is None
+
+
+def test_lowering_leaves_nothing_to_the_collector() -> None:
+    """It is paused while thousands of schedules are lowered: no kernel of one is in a cycle, nor inlining."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(torch.cat([x.relu(), x.exp()], 1), weight, padding=1)
+
+    graph = captured(function, (2, 4, 8, 8), (4, 8, 3, 3))
+    binding = bind(graph, fxremat.expand(graph, {"relu": 1}))
+    with collector_paused():
+        found = group(graph, binding)
+        assert found.inlining.slices.cats and any(kernel and kernel.producers for kernel in found.kernels)
+        del found
+        left = [each for each in gc.get_objects() if isinstance(each, (Grouping, Inlining, Kernel))]
+    assert not left
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------
