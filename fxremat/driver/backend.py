@@ -27,7 +27,7 @@ from fxremat.driver.runner import Runner
 from fxremat.driver.sizes import AnySizes
 from fxremat.emit.writes import guarded
 from fxremat.graph.nodes import STEP
-from fxremat.inductor.images import arrange_images
+from fxremat.inductor.images import arrange_images, store_sums
 from fxremat.inductor.order import held_layout, may_fuse
 from fxremat.options import settings
 from fxremat.options.options import Options, checked
@@ -151,6 +151,8 @@ def _compile_within_budget(
             arrange_images(graph, inputs, compilation.spare_bytes)
         if not compilation.is_in_order:
             return None
+        if is_backward:
+            store_sums(graph)
         settings = {**as_planned, **held_layout(graph)} if is_backward else as_planned
         return compilers.Order(settings, *compilation.kernel_order(), STEP)
 

@@ -191,12 +191,12 @@ class Correction:
 
     def _learn(self, choice: Choice) -> Choice:
         """The same plan, as it is predicted with what its code has shown; itself if that is nothing."""
-        problem = choice.problem
-        taught = learn(problem.graph, bind(problem.graph, choice.solution.schedule), self._codes)
-        if taught is problem.graph:
+        graph = choice.as_run.graph
+        taught = learn(graph, bind(graph, choice.solution.schedule), self._codes)
+        if taught is graph:
             return choice
         self._taught = taught
-        return _again(choice, replace(problem, graph=taught, _latest={}))
+        return _again(choice, _informed(choice.problem, taught))
 
     def _lower(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
         """Go on with a plan that is lower by what the code holds beyond the budget."""
@@ -205,7 +205,7 @@ class Correction:
             self._start_over(self._proven)
         if self.is_as_usual:
             self._may_be_as_usual = False
-            self._start_over(choice)
+            self._start_over(replace(choice, is_default=False))
         taught = self._learn(choice)
         predicted = taught.solution.peak_bytes
         found = self._found(taught, budget_bytes - max(0, peak_bytes - predicted))
@@ -251,7 +251,7 @@ class Correction:
             self._lowest = peak_bytes, choice, is_as_usual
         if is_first and is_as_usual and is_higher:
             self._may_be_as_usual = False
-            self._start_over(choice)
+            self._start_over(replace(choice, is_default=False))
         least_bytes, lowest, was_as_usual = self._lowest
         if is_higher and not is_as_usual and self.count < self._most:
             found = self._lowest_taught(choice)
@@ -323,9 +323,9 @@ def _informed(problem: Problem, taught: JointGraph) -> Problem:
 
 def _again(choice: Choice, problem: Problem) -> Choice:
     """The same plan for a problem that may be known better."""
-    without = replace(problem, fusion=problem.model.baseline.name)
-    baseline = without.evaluate(choice.baseline.schedule, choice.baseline.planner)
-    found = problem.evaluate(choice.solution.schedule, choice.solution.planner)
+    baseline = problem.without.evaluate(choice.baseline.schedule, choice.baseline.planner)
+    as_run = problem.as_usual if choice.is_default else problem
+    found = as_run.evaluate(choice.solution.schedule, choice.solution.planner)
     bound = min(choice.solution.lower_bound_seconds, found.seconds)
     solution = replace(
         choice.solution, peak_bytes=found.peak_bytes, seconds=found.seconds, lower_bound_seconds=bound

@@ -21,7 +21,6 @@ from tabulate import tabulate
 from fxremat.driver.pipeline import choose, least_budget, make_problem, solve
 from fxremat.graph.joint import JointGraph
 from fxremat.options.options import Budget, GivenPlanner, memory_model, resolve_budget
-from fxremat.predict.models import MemoryModel
 from fxremat.predict.problem import Problem, Solution, pareto
 from fxremat.report.values import mib
 from fxremat.search.baseline import baseline_plan
@@ -175,17 +174,17 @@ def make_frontier(
         compiler,
         len(graph.nodes) - graph.num_inputs,
         seconds,
-        _point(problem, baseline, problem.model.baseline),
-        tuple(_point(problem, each, problem.model, each is asked) for each in solutions),
+        _point(problem.without, baseline),
+        tuple(_point(problem, each, each is asked) for each in solutions),
     )
 
 
-def _point(problem: Problem, solution: Solution, memory: MemoryModel, is_asked_for: bool = False) -> Point:
+def _point(problem: Problem, solution: Solution, is_asked_for: bool = False) -> Point:
     return Point(
         solution.peak_bytes,
         least_budget(problem, solution.peak_bytes),
         solution.seconds,
-        memory.profile(problem.graph, solution.schedule).saved_bytes,
+        problem.model.profile(problem.graph, solution.schedule).saved_bytes,
         sum(solution.mirror_counts.values()),
         solution.planner,
         is_asked_for,

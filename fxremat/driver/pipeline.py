@@ -29,11 +29,11 @@ from fxremat.graph.collector import collector_paused
 from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.signature import device_title, signature
-from fxremat.inductor.facts import facts
+from fxremat.inductor.facts import mark
 from fxremat.inductor.images import work_alike
 from fxremat.inductor.operands import arrange_operands
 from fxremat.inductor.order import order_recomputation
-from fxremat.inductor.sequences import mark, store_as_read
+from fxremat.inductor.sequences import store_as_read
 from fxremat.options.options import (
     Budget,
     GivenPlanner,
@@ -46,7 +46,7 @@ from fxremat.planfile.contents import PlanFile
 from fxremat.planners import PLANNERS
 from fxremat.predict.cost import costs
 from fxremat.predict.models import MemoryModel, model
-from fxremat.predict.problem import LEAST, Problem, Solution, margin, pareto, progress
+from fxremat.predict.problem import LEAST, PEAK_AND_SECONDS, Problem, Solution, margin, pareto, progress
 from fxremat.proof.bounds import Bounds
 from fxremat.report.report import Made, Report, make_report
 from fxremat.search.baseline import baseline_plan
@@ -277,6 +277,11 @@ class Choice:
     candidates: tuple[Candidate, ...] = ()
     is_default: bool = False
 
+    @property
+    def as_run(self) -> Problem:
+        """The problem as the solution was weighed, and will run."""
+        return self.problem.as_usual if self.is_default else self.problem
+
 
 def decide(
     problem: Problem,
@@ -305,23 +310,25 @@ def decide(
     allowed = _allowed(problem, budget_bytes, is_exact)
     asked = _asked(problem, budget, allowed if within_bytes is None else within_bytes)
     solutions, bounds = solve(asked, planner), bounds_of(problem)
-    if within_bytes is None:
-        is_ample = is_exact and budget_bytes is not None and solutions[0].peak_bytes <= budget_bytes
-        chosen = choose(problem, solutions, None if is_ample else budget, budget_bytes, is_exact)
-    else:
+    preferred = problem.as_usual.evaluate(solutions[0].schedule, solutions[0].planner)
+    is_ample = is_exact and budget_bytes is not None and preferred.peak_bytes <= budget_bytes
+    if within_bytes is not None:
         front = pareto(solutions)
         chosen = next((each for each in front if each.peak_bytes <= within_bytes), front[-1])
+    elif budget is None or is_ample:
+        chosen = replace(preferred, note=solutions[0].note)
+    else:
+        chosen = choose(problem, solutions, budget, budget_bytes, is_exact)
     solution = bounded(problem, bounds, chosen, allowed)
-    is_preferred = solution.schedule == solutions[0].schedule
-    is_default = is_preferred and (budget_bytes is not None or is_exact)
+    is_alike = PEAK_AND_SECONDS(chosen) == PEAK_AND_SECONDS(preferred)
+    is_default = is_alike and chosen.schedule == preferred.schedule and (budget != "min" or is_exact)
     return Choice(problem, baseline, budget_bytes, solutions, bounds, solution, is_default=is_default)
 
 
 def _asked(problem: Problem, budget: Budget, peak_bytes: int | None) -> Problem:
     """The problem with the peak that a plan is asked for; none without a budget."""
-    if peak_bytes is None:
-        return replace(problem, budgets=(LEAST,) if budget == "min" else ())
-    return replace(problem, budgets=(peak_bytes,))
+    in_words = (LEAST,) if budget == "min" else ()
+    return replace(problem, budgets=in_words if peak_bytes is None else (peak_bytes,))
 
 
 def choose(
@@ -404,7 +411,7 @@ def planned(
     if choose_plan is None:
         choose_plan = functools.partial(decide, budget=options.budget, planner=options.planner)
     choice = choose_plan(problem)
-    problem = choice.problem  # what its code has shown of the graph may be known by now
+    problem = choice.as_run  # what its code has shown of the graph may be known by now
     report = make_report(
         problem,
         problem.model.profile(problem.graph, choice.solution.schedule),
@@ -463,7 +470,7 @@ def rewritten(
     graph = as_run(graph, model(options.fusion))
     report = planned(graph, options, static_inputs, choose_plan)
     if is_lowered:
-        mark(graph, facts(graph).stored_as_read)
+        mark(graph)
     planned_graph = rewrite(graph, report.solution.schedule)
     return planned_graph, replace(report, reads_again=read_again(planned_graph))
 

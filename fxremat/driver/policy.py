@@ -232,10 +232,9 @@ def candidates_of(problem: Problem, planner: GivenPlanner) -> tuple[Candidate, .
 def prospects(choice: Choice) -> Prospects:
     """A plan as a step sees it, beside what else there is."""
     problem = choice.problem
-    without = replace(problem, fusion=problem.model.baseline.name)
     return Prospects(
-        candidate(problem, choice.solution),
-        candidate(without, choice.baseline),
+        candidate(choice.as_run, choice.solution),
+        candidate(problem.without, choice.baseline),
         choice.candidates,
         margin(problem),
     )

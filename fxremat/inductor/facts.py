@@ -16,8 +16,9 @@ from fxremat._torch import graphs, lowered
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import Kind, is_channels_first, picks_offsets
-from fxremat.inductor.sequences import stored_as_read
+from fxremat.inductor.sequences import STORED_AS, stored_as_read
 from fxremat.inductor.shown import NOTHING, Shown
+from fxremat.inductor.sums import SUM, gradient_sums
 from fxremat.inductor.terms import Terms
 
 WEIGHTS = 1  # which of the gradients of a convolution is that for its weights
@@ -52,6 +53,7 @@ class Facts:
         flattened: Indices of those that are computed in loops and have a view that is none, such as one with
             all points in a dimension: stored before that, they lie in the order of their sizes, unless
             convolutions of the same graph lead to them.
+        sums: The sums of gradients that are stored, and which of their operands each takes the place of.
         weights: The inputs that convolutions have as weights, and the gradients of these that a convolution's
             gradient computes.
         works_channels_last: What Inductor has said of the convolutions of a forward or a backward, by which
@@ -78,6 +80,7 @@ class Facts:
     stored_as_read: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Sequence[int]]
     flattened: frozenset[int]
+    sums: Mapping[int, int]
     weights: Mapping[int, int]
     works_channels_last: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
@@ -105,6 +108,24 @@ def informed(graph: JointGraph, shown: Shown, scratch_bytes: tuple[int, ...]) ->
 def like(graph: JointGraph, other: JointGraph) -> JointGraph:
     """The graph with what is known of another trace of it."""
     return informed(graph, facts(other).shown, other.scratch_bytes)
+
+
+def mark(graph: JointGraph) -> None:
+    """Have whatever is made of a graph know how values of it are to be stored."""
+    for index, strides in facts(graph).stored_as_read.items():
+        graph.fx_nodes[index].meta[STORED_AS] = strides
+    for index, place in facts(graph).sums.items():
+        graph.fx_nodes[index].meta[SUM] = place
+
+
+def as_usual(graph: JointGraph) -> JointGraph:
+    """The graph as it is compiled without a budget: Inductor decides which sums are stored."""
+    known = facts(graph)
+    if not known.sums:
+        return graph
+    copy = replace(graph)
+    _known[copy] = replace(known, sums={})
+    return copy
 
 
 def _facts(graph: JointGraph) -> Facts:
@@ -135,6 +156,7 @@ def _facts(graph: JointGraph) -> Facts:
         stored,
         images,
         frozenset(_flattened(graph, viewed, images)),
+        dict(gradient_sums(graph, images)),
         _weights(graph) if convolutions else {},
     )
 

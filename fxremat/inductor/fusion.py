@@ -11,7 +11,8 @@ Without fusion every step is a kernel and every value has a buffer, or takes ove
    takes many operations and reads more than one buffer (``operations.py``). What external kernels read
    through views is realized for the first of them, and so is what is added to a product; loops before that
    compute it themselves. A view of a value that reads one buffer is copied, where a product and others read
-   it, and all other loops compute the value themselves.
+   it, and all other loops compute the value themselves. Sums of gradients of images are realized, since a
+   plan has them so (``sums.py``).
 2. *Fusion* (``grouping.py``). Realized loops over the same elements become one kernel where no path between
    them leaves it: a loop with what it reads, and loops near each other that read the same part of a buffer,
    or an input. A value that only its own kernel reads needs no buffer. Reductions over different dimensions

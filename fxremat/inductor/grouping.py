@@ -38,7 +38,10 @@ MAX_SIBLINGS = 4  # that share a read, among which a loop looks for a kernel to 
 
 
 class _Stands(NamedTuple):
-    """For each step where it stands in what is recomputed, and if it runs again; see ``Recomputation``."""
+    """For each step where it stands in what is recomputed, and if it runs again, or stays there all the same.
+
+    See ``Recomputation``.
+    """
 
     segments: list[int]
     stretches: list[int]
@@ -290,6 +293,7 @@ class Grouping:
         segments, stretches, kernels, _ = self.recomputation
         found = _Stands(list(segments), list(stretches), list(kernels), list(is_mirror))
         for step in realized:
+            found.is_again[step] |= inlining.is_sum(step)
             kernel = inlining.realized_at[step]
             if kernel == step or inlining.shown_as(step) == step:
                 continue

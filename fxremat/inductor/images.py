@@ -26,7 +26,8 @@ from fxremat.device.calibrate import less_in_order_bytes, may_lie_in_order
 from fxremat.graph import ops
 from fxremat.graph.loops import LOOPS, Kind, is_channels_first, is_loop, kind, loop, readers
 from fxremat.graph.nodes import MIRROR, STEP
-from fxremat.inductor.order import lays_out_channels_last
+from fxremat.inductor.order import STAYS, lays_out_channels_last
+from fxremat.inductor.sums import SUM
 
 
 def arrange_images(
@@ -77,6 +78,26 @@ def _without_room(
     return [
         node for node, size in needing if not spare or STEP not in node.meta or size > spare[node.meta[STEP]]
     ]
+
+
+def store_sums(backward: fx.GraphModule) -> int:
+    """Have the marked sums of a backward stored where they stand, as what they are written over.
+
+    Args:
+        backward: A backward whose nodes have the values that they will have (``arrange_images``).
+
+    Returns:
+        How many there are.
+    """
+    found = [node for node in backward.graph.nodes if SUM in node.meta and node.users]
+    for node in found:
+        node.meta[STAYS] = True
+        over = node.args[node.meta[SUM]]
+        assert isinstance(over, fx.Node)
+        compilers.read_as(min(node.users), node, over.meta["val"])
+    if found:
+        backward.recompile()
+    return len(found)
 
 
 def work_alike(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

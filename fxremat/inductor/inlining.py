@@ -74,6 +74,7 @@ class Inlining:
         for product, total in products.items():
             self.kinds[product], self.kinds[total] = Kind.POINTWISE, Kind.KERNEL
         self._products = frozenset(products)
+        self._sums = facts(graph).sums
         self.waits_for = self._find_waited_for(waits) if waits else {}
         self._waited_by = {before: step for step, before in self.waits_for.items()}
         self._shown_by_strides = self._find_shown_by_strides()
@@ -278,7 +279,7 @@ class Inlining:
         """Whether a pointwise value is computed where it stands, for its readers can't compute it."""
         if step in self._products:
             return False
-        if self.pinned[step]:
+        if self.pinned[step] or self.is_sum(step):
             return True
         if step in self.states:
             return self.states[step] is not State.INLINED
@@ -289,13 +290,17 @@ class Inlining:
             return True
         return any(self._needs_buffer(reader, step) for reader in self.readers[step])
 
+    def is_sum(self, step: int) -> bool:
+        """Whether a step is a sum of gradients that is stored."""
+        return self.binding.nodes[step] in self._sums
+
     def is_external(self, step: int) -> bool:
         """Whether what a step reads is read by an external kernel: its own, or that of its sum."""
         return self.kinds[step] is Kind.KERNEL or step in self._products
 
     def _place(self, step: int) -> int:
         """Where a pointwise value is realized."""
-        if self.pinned[step] or self.is_dear[step] or step in self._shown_by_strides:
+        if self.pinned[step] or self.is_dear[step] or step in self._shown_by_strides or self.is_sum(step):
             return step
         loop, readers = self.loops[step], self.readers[step]
         if loop.is_maximum or loop.is_draw or loop.is_cat or not readers:

@@ -90,7 +90,8 @@ def layouts(graph: JointGraph) -> Mapping[int, Hashable]:
     own = bind_nodes(graph, range(graph.num_inputs, len(graph.nodes))) if known.images else None
     if own is None or not works_channels_last(graph, own, range(own.boundary)):
         return {}
-    return {node: (*sizes, node in known.flattened) for node, sizes in known.images.items()}
+    in_order = known.flattened - known.sums.keys()
+    return {node: (*sizes, node in in_order) for node, sizes in known.images.items()}
 
 
 def parts_read(graph: JointGraph, binding: Binding, bases: Sequence[int]) -> dict[int, list[int]]:

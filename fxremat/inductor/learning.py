@@ -122,7 +122,7 @@ class _Told:
         """The steps of loops that are for Inductor to decide about."""
         inlining = self._inlining
         for step in {inlining.bases[step] for step in self._steps.values()}:
-            is_fixed = inlining.pinned[step] or step in inlining.slices.cats
+            is_fixed = inlining.pinned[step] or step in inlining.slices.cats or inlining.is_sum(step)
             if inlining.kinds[step] is Kind.POINTWISE and inlining.readers[step] and not is_fixed:
                 yield step
 

@@ -23,6 +23,7 @@ from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waited_fo
 SEGMENT = "fxremat_segment"  # a segment of recomputation
 STRETCH = "fxremat_stretch"  # a stretch between external kernels that run again
 KERNELS = "fxremat_kernels"  # how many external kernels there are up to it, itself counted
+STAYS = "fxremat_stays"  # whether it is computed where it stands, as a mirror is
 
 
 def order_recomputation(backward: fx.GraphModule) -> int:
@@ -122,10 +123,10 @@ def lays_out_channels_last(backward: fx.GraphModule) -> bool:
 def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.Node]]) -> bool:
     """Whether buffers may be made by one kernel.
 
-    They may not where one is computed again and an external kernel, or the end of its segment, stands between
-    them; nor where an external kernel runs again between them. The kernel would run at the place of one of
-    them and hold what the other works on meanwhile. Nor do reductions wait, past an external kernel, for a
-    loop over what they write: they read much more.
+    They may not where one is computed again, or told to stay, and an external kernel, or the end of its
+    segment, stands between them; nor where an external kernel runs again between them. The kernel would run
+    at the place of one of them and hold what the other works on meanwhile. Nor do reductions wait, past an
+    external kernel, for a loop over what they write: they read much more.
 
     Args:
         first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
@@ -134,7 +135,7 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
     """
     parts = [[max(origins, key=_strictness) for origins in each if origins] for each in (first, second)]
     nodes = [*parts[0], *parts[1]]
-    if any(map(_is_computed_again, nodes)):
+    if any(map(_stays, nodes)):
         is_near = len({(node.meta.get(SEGMENT), _kernels_before(node)) for node in nodes}) <= 1
     else:
         is_near = len({node.meta.get(STRETCH) for node in nodes}) <= 1
@@ -165,12 +166,12 @@ def _strictness(node: fx.Node) -> tuple[int, bool, bool]:
 
     And then an external kernel, right before which what it reads is computed.
     """
-    return node.meta.get(SEGMENT, -1), _is_computed_again(node), _is_kernel(node)
+    return node.meta.get(SEGMENT, -1), _stays(node), _is_kernel(node)
 
 
-def _is_computed_again(node: fx.Node) -> bool:
-    """Whether a node is a mirror that computes: a view of what is there does not."""
-    return MIRROR in node.meta and kind(node) is not Kind.VIEW
+def _stays(node: fx.Node) -> bool:
+    """Whether a node is a mirror that computes, which a view of what is there does not, or told to stay."""
+    return (MIRROR in node.meta and kind(node) is not Kind.VIEW) or STAYS in node.meta
 
 
 def _has_own_buffer(node: fx.Node) -> bool:

@@ -81,7 +81,7 @@ class Orders:
     def _order(self, step: int, known: Mapping[int, Order | None]) -> Order | None:
         """The order of a stored image; those that it is computed of are known."""
         inlining, node = self._inlining, self._binding.nodes[step]
-        if step in self.stored_last:
+        if step in self.stored_last or inlining.is_sum(step):
             return self._last(node)
         if inlining.pinned[step] and step < self._binding.boundary:
             return None if self._is_channels_first(node) else self._last(node)

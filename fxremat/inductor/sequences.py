@@ -40,12 +40,6 @@ def stored_as_read(graph: JointGraph, convolutions: Iterable[int]) -> Mapping[in
     return {graph.index[base.name]: strides for base, strides in found if strides is not None}
 
 
-def mark(graph: JointGraph, strides: Mapping[int, tuple[int, ...]]) -> None:
-    """Have whatever is made of a graph know how values of it are to be stored."""
-    for index, each in strides.items():
-        graph.fx_nodes[index].meta[STORED_AS] = each
-
-
 def store_as_read(part: fx.GraphModule) -> int:
     """Have marked values stored so, in a forward or a backward; returns how many there are."""
     found = [node for node in part.graph.nodes if STORED_AS in node.meta and is_loop(node) and node.users]

@@ -25,6 +25,7 @@ from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS
 from fxremat.graph.schedule import Binding, bind
 from fxremat.inductor import fusion as inductor
+from fxremat.inductor.facts import as_usual
 from fxremat.inductor.layout import after_bytes, arranged_convolutions, input_copies, is_settled, layouts
 from fxremat.memory.inplace import overwrites
 from fxremat.memory.instances import storage_instances
@@ -62,6 +63,10 @@ class MemoryModel(abc.ABC):
     def baseline(self) -> MemoryModel:
         """The model of what runs without fxremat."""
         return self
+
+    def as_usual(self, graph: JointGraph) -> JointGraph:
+        """The graph as it runs where no budget is given."""
+        return graph
 
     def profile(self, graph: JointGraph, schedule: Sequence[str]) -> MemoryProfile:
         """The memory of a schedule; ScheduleError if it reads a value before it is there."""
@@ -146,6 +151,10 @@ class Inductor(MemoryModel):
     def margin(self, graph: JointGraph) -> float:
         """The same on all devices."""
         return INDUCTOR_MARGIN
+
+    def as_usual(self, graph: JointGraph) -> JointGraph:
+        """Inductor decides which sums are stored."""
+        return as_usual(graph)
 
     def as_run(self, graph: JointGraph) -> JointGraph:
         """Loops need none, for they run in registers, and what convolutions read is arranged for them."""

@@ -116,6 +116,17 @@ class Problem:
         return model(self.fusion)
 
     @functools.cached_property
+    def as_usual(self) -> Problem:
+        """The problem of what runs where no budget is given."""
+        graph = self.model.as_usual(self.graph)
+        return self if graph is self.graph else replace(self, graph=graph)
+
+    @property
+    def without(self) -> Problem:
+        """The problem of what runs without fxremat."""
+        return replace(self.as_usual, fusion=self.model.baseline.name)
+
+    @functools.cached_property
     def lower_bound_seconds(self) -> float:
         """Every node once, nothing read or written that fusion could save."""
         nodes = range(self.graph.num_inputs, len(self.graph.nodes))

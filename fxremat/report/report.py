@@ -281,7 +281,7 @@ def make_report(
         lowest_peak_lower_bound_bytes,
         tuple(_values(graph, problem, profile, solution)),
         problem.timeline(solution),
-        replace(problem, fusion=problem.model.baseline.name).timeline(baseline),
+        problem.without.timeline(baseline),
         tuple((each.peak_bytes, each.seconds) for each in pareto(solutions)),
         (*_notes(graph, {life.name for life in profile.saved}), *filter(None, [solution.note])),
         settings=settings,

@@ -9,8 +9,6 @@ free. A saved value that the trace computes in the backward alone, such as a mas
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fxremat.graph.collector import collector_paused
 from fxremat.graph.nodes import Phase
 from fxremat.predict.problem import Problem, Solution
@@ -22,7 +20,7 @@ def baseline_plan(problem: Problem) -> Solution:
 
     Without us nothing is written in place that the program does not write in place.
     """
-    return default_plan(replace(problem, fusion=problem.model.baseline.name))
+    return default_plan(problem.without)
 
 
 def default_plan(problem: Problem) -> Solution:

@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 import torch
 from devices import threads
-from known import off_with
 from torch import Tensor, nn
 from torch._inductor.async_compile import AsyncCompile
 from unseen import no_loops
@@ -166,7 +165,7 @@ def error(graph: JointGraph, schedule: Schedule, code: CodeMemory) -> float:
 
 @pytest.mark.parametrize(
     "network",
-    [pytest.param(GATES, id="gates", marks=off_with("2.15")), pytest.param(SOFTMAX, id="softmax")],
+    [pytest.param(GATES, id="gates"), pytest.param(SOFTMAX, id="softmax")],
 )
 def test_predictions_get_right(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a plan from its own code, and that of other plans from code without a budget."""

@@ -211,9 +211,9 @@ def test_nothing_is_written_over_what_lies_otherwise(is_known: bool, monkeypatch
         monkeypatch.setattr(Inductor, "layouts", lambda self, graph: {})
     blocks = (Residual(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.GELU()) for _ in range(2))
     network, images = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks), torch.randn(2, 3, 16, 16)
-    graph = fxremat.capture(network, images, loss=torch.sum, compiler="inductor")
-    stated = make_problem(graph, fusion="inductor")
-    inlined, _ = _variants(stated, default_plan(stated))[0]
+    captured = fxremat.capture(network, images, loss=torch.sum, compiler="inductor")
+    stated = make_problem(captured, fusion="inductor").as_usual  # a sum that is stored is between the two
+    graph, (inlined, _) = stated.graph, _variants(stated, default_plan(stated))[0]
     condensed, flattened = condense(graph, stated.costs, stated.model, inlined), facts(graph).flattened
     makers = (
         condensed.operators[condensed.maker[buffer]].members[0]
