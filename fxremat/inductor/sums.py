@@ -3,7 +3,7 @@
 The gradient of a residual stream of images grows by what each convolution's gradient adds. Inductor computes
 such sums inside of all that reads them, so that several images are held where one would do, and each reader
 goes through all of them. A plan has the sum stored. It takes the place of what is added, which nobody reads
-any more, and saves as much reading as it takes writing, or more. Without a budget all is left to Inductor.
+any more, and mostly saves as much reading as it takes writing. Without a budget all is left to Inductor.
 Linear in nodes and reads.
 """
 
