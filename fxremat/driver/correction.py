@@ -191,12 +191,12 @@ class Correction:
 
     def _learn(self, choice: Choice) -> Choice:
         """The same plan, as it is predicted with what its code has shown; itself if that is nothing."""
-        graph = choice.as_run.graph
+        graph, problem = choice.as_run.graph, choice.problem
         taught = learn(graph, bind(graph, choice.solution.schedule), self._codes)
         if taught is graph:
             return choice
-        self._taught = taught
-        return _again(choice, _informed(choice.problem, taught))
+        self._taught = taught if graph is problem.graph else like(problem.graph, taught)
+        return _again(choice, replace(problem, graph=self._taught, _latest={}))
 
     def _lower(self, choice: Choice, peak_bytes: int, budget_bytes: int) -> None:
         """Go on with a plan that is lower by what the code holds beyond the budget."""
@@ -323,11 +323,11 @@ def _informed(problem: Problem, taught: JointGraph) -> Problem:
 
 def _again(choice: Choice, problem: Problem) -> Choice:
     """The same plan for a problem that may be known better."""
+    choice = replace(choice, problem=problem)
     baseline = problem.without.evaluate(choice.baseline.schedule, choice.baseline.planner)
-    as_run = problem.as_usual if choice.is_default else problem
-    found = as_run.evaluate(choice.solution.schedule, choice.solution.planner)
+    found = choice.as_run.evaluate(choice.solution.schedule, choice.solution.planner)
     bound = min(choice.solution.lower_bound_seconds, found.seconds)
     solution = replace(
         choice.solution, peak_bytes=found.peak_bytes, seconds=found.seconds, lower_bound_seconds=bound
     )
-    return replace(choice, problem=problem, baseline=baseline, solution=solution)
+    return replace(choice, baseline=baseline, solution=solution)

@@ -5,6 +5,7 @@ They are found once for a graph, and kept as long as the graph is.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,9 +101,9 @@ def facts(graph: JointGraph) -> Facts:
 
 def informed(graph: JointGraph, shown: Shown, scratch_bytes: tuple[int, ...]) -> JointGraph:
     """The graph, known as it was shown to be, the scratch memory of its operators included."""
-    copy = replace(graph, scratch_bytes=scratch_bytes)
-    _known[copy] = replace(facts(graph), shown=shown)
-    return copy
+    taught = replace(graph, scratch_bytes=scratch_bytes)
+    _known[taught] = replace(facts(graph), shown=shown)
+    return taught
 
 
 def like(graph: JointGraph, other: JointGraph) -> JointGraph:
@@ -123,9 +124,9 @@ def as_usual(graph: JointGraph) -> JointGraph:
     known = facts(graph)
     if not known.sums:
         return graph
-    copy = replace(graph)
-    _known[copy] = replace(known, sums={})
-    return copy
+    usual = copy.copy(graph)  # with all that is known of it
+    _known[usual] = replace(known, sums={})
+    return usual
 
 
 def _facts(graph: JointGraph) -> Facts:

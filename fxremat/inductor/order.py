@@ -162,7 +162,7 @@ def _kernels_before(node: fx.Node) -> int:
 
 
 def _strictness(node: fx.Node) -> tuple[int, bool, bool]:
-    """What orders the nodes that a buffer was made for: segments ascend, a mirror is the stricter case.
+    """What orders the nodes that a buffer was made for: segments ascend, what stays is the stricter case.
 
     And then an external kernel, right before which what it reads is computed.
     """

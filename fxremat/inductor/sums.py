@@ -40,8 +40,7 @@ def gradient_sums(graph: JointGraph, images: Container[int]) -> Iterator[tuple[i
         fitting = [each for each in node.all_input_nodes if _is_last_read(each, node, found)]
         if fitting:
             found.add(node)
-            over = next((each for each in fitting if each not in found), fitting[0])
-            yield index, node.args.index(over)
+            yield index, node.args.index(fitting[0])
 
 
 def _is_sum(node: fx.Node) -> bool:
