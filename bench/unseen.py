@@ -6,14 +6,16 @@
     python bench/unseen.py --no-loops                        # on the CPU, for the memory alone: much faster
     python bench/unseen.py --architectures gpt2 whisper      # of the library transformers; all without names
     python bench/unseen.py --seeds 1 2 3 --joined rows       # networks around concatenations
+    python bench/unseen.py --seeds 1 2 3 --joined dense      # each layer reads a concatenation of all before
     python bench/unseen.py --crossed groups4.silu.row        # of small networks of images; all without names
 
 Each seed is a network: one of sequences (normalisations, attention, gates, dropout, tied projections) or one
 of images (convolutions of 1 to 64 channels, normalisations, pooling, skips that are added or concatenated),
 whose depth, width and parts are drawn, some of them under bfloat16. Without ``--seeds`` new ones are drawn.
 The architectures of transformers are small, with weights drawn at random (``pretrained.py``). With
-``--joined`` the networks are small and concatenate all kinds of values (``joined.py``), with ``--crossed``
-small convolutions with each normalisation and each activation, in three ways (``crossed.py``).
+``--joined`` the networks are small and concatenate all kinds of values (``joined.py``), or all before each
+layer (``dense.py``), with ``--crossed`` small convolutions with each normalisation and each activation, in
+three ways (``crossed.py``).
 
 Columns:
     budget, planned: MiB; planned is the peak that the plan was made with.
@@ -41,6 +43,7 @@ from typing import Any
 from unittest import mock
 
 import crossed
+import dense
 import joined
 import torch
 from networks import Residual, Scored
@@ -61,6 +64,7 @@ BUDGETS = ("None", "0.8", "0.6", "0.4", "min")
 NEW_SEEDS = 20
 ERRORS = ("predicted_bytes", "lowered_bytes")  # of what plans were made with, and of what reports predict
 THERE = ("cpu", "cuda")
+JOINED = (*joined.SIZES, "dense")
 PAID = 1.01  # times the step without fxremat: less is no time
 
 Drawn = tuple[nn.Module, tuple[Tensor, ...]]
@@ -298,6 +302,8 @@ def network(seed: int | str) -> Drawn:
         return crossed.network(seed)
     if kind in joined.SIZES:
         return joined.network(kind, int(number))
+    if kind == "dense":
+        return dense.network(int(number))
     import pretrained  # needs transformers
 
     torch.manual_seed(0)
@@ -404,7 +410,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {NEW_SEEDS} new ones")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--joined", choices=sorted(joined.SIZES), help="networks around concatenations")
+    kinds.add_argument("--joined", choices=JOINED, help="networks around concatenations")
     kinds.add_argument(
         "--crossed",
         nargs="*",

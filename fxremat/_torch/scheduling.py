@@ -22,12 +22,14 @@ class Order(NamedTuple):
         settings: Inductor's configuration for that.
         made_at: For each step of a schedule the step at which its value is made.
         groups: On a CPU, for each of them the number of the kernel group that its loop is in.
+        held_back: Which of them are fused with less, for caches to tell.
         key: Under which key the meta of a node says which step it is.
     """
 
     settings: Mapping[str, Any]
     made_at: Sequence[int]
     groups: Sequence[int]
+    held_back: Set[int]
     key: str
 
 
@@ -95,7 +97,8 @@ class _InOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # ty
 
     def uuid(self) -> str:
         """What stands for the pass in keys of caches; the partitioner's key has the source."""
-        return f"fxremat: kernels in order, at {self._order.made_at}, groups {self._order.groups}"
+        _, made_at, groups, held_back, _ = self._order
+        return f"fxremat: kernels in order, at {made_at}, groups {groups}, held back {sorted(held_back)}"
 
 
 def _end_groups(nodes: Sequence[Any], numbers: Sequence[int | None]) -> None:

@@ -28,7 +28,7 @@ from fxremat.driver.sizes import AnySizes
 from fxremat.emit.writes import guarded
 from fxremat.graph.nodes import STEP
 from fxremat.inductor.images import arrange_images, store_sums
-from fxremat.inductor.order import held_layout, may_fuse
+from fxremat.inductor.order import held_layout, hold_back, may_fuse
 from fxremat.options import settings
 from fxremat.options.options import Options, checked
 from fxremat.step.step import steps
@@ -151,10 +151,12 @@ def _compile_within_budget(
             arrange_images(graph, inputs, compilation.spare_bytes)
         if not compilation.is_in_order:
             return None
+        order, settings = compilation.kernel_order(), as_planned
         if is_backward:
             store_sums(graph)
-        settings = {**as_planned, **held_layout(graph)} if is_backward else as_planned
-        return compilers.Order(settings, *compilation.kernel_order(), STEP)
+            settings = {**as_planned, **held_layout(graph)}
+        hold_back(graph, order.held_back)
+        return compilers.Order(settings, *order, STEP)
 
     key = partition.key()
     while True:

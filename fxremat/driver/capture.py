@@ -16,8 +16,8 @@ from torch import nn
 from fxremat import given
 from fxremat._torch import compilers, exports, partitioners
 from fxremat.errors import CaptureError, FxrematError, InvalidOptionError, shown, told
-from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph
+from fxremat.graph.simplify import simplify
 from fxremat.options.options import COMPILERS
 
 
@@ -91,10 +91,7 @@ def capture(
             ) from error
         if is_bare:
             module = partitioners.without_checkpoints(module)
-        if decompose:
-            forget_contents(module)
-        partitioners.cse(module)
-        partitioners.force_saves(module)
+        simplify(module, fuses=decompose)
         graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not decompose)
         _check_gradients(model, graph)
         return graph

@@ -25,10 +25,9 @@ from fxremat.driver.pipeline import Choice, rewritten, split
 from fxremat.driver.policy import Policy, alone, prospects
 from fxremat.episode.trace import Prospects
 from fxremat.errors import FxrematError, VerificationError
-from fxremat.graph.schedule import Schedule, bind
+from fxremat.graph.schedule import Schedule
 from fxremat.inductor.generated import Handed, handed, read
-from fxremat.inductor.grouping import group
-from fxremat.inductor.kernel_groups import kernel_groups
+from fxremat.inductor.kernel_order import KernelOrder, kernel_order
 from fxremat.memory.liveness import profile_of
 from fxremat.options.options import Options
 from fxremat.predict.problem import Problem
@@ -70,7 +69,7 @@ class Compilation:
         self.is_uncached = False
         self._has_forward = False  # whether the code of the forward was handed over
         # Of all plans that were compiled.
-        self._order: dict[Schedule, tuple[Sequence[int], Sequence[int]]] = {}
+        self._order: dict[Schedule, KernelOrder] = {}
         self._spare_bytes: dict[Schedule, Sequence[int]] = {}
 
     @property
@@ -93,19 +92,16 @@ class Compilation:
         """Whether kernels run in the order of the plan."""
         return self.options.is_bounded and not self.correction.is_as_usual
 
-    def kernel_order(self) -> tuple[Sequence[int], Sequence[int]]:
-        """For each step of the plan the one at which its value is made, and the group that its loop is in.
+    def kernel_order(self) -> KernelOrder:
+        """How the kernels of the plan are to run; nothing is said without one.
 
-        There are groups on a CPU alone (``inductor/kernel_groups.py``), and nothing without a plan. A plan
-        that is gone back to has what it had, so that its code is what it was.
+        A plan that is gone back to has what it had, so that its code is what it was.
         """
         if self.choice is None:
-            return (), ()
+            return KernelOrder()
         graph, schedule = self.choice.problem.graph, self.choice.solution.schedule
         if schedule not in self._order:
-            grouping = group(graph, bind(graph, schedule))
-            groups = kernel_groups(grouping) if graph.is_on_cpu else ()
-            self._order[schedule] = grouping.inlining.realized_at, groups
+            self._order[schedule] = kernel_order(graph, schedule)
         return self._order[schedule]
 
     def spare_bytes(self) -> Sequence[int]:

@@ -26,9 +26,9 @@ from fxremat.emit.writes import read_again
 from fxremat.episode.trace import Candidate
 from fxremat.errors import InfeasibleBudgetError, InvalidOptionError, ScheduleError, shown
 from fxremat.graph.collector import collector_paused
-from fxremat.graph.contents import forget_contents
 from fxremat.graph.joint import JointGraph, check_graph
 from fxremat.graph.signature import device_title, signature
+from fxremat.graph.simplify import simplify
 from fxremat.inductor.facts import mark
 from fxremat.inductor.images import work_alike
 from fxremat.inductor.operands import arrange_operands
@@ -457,15 +457,12 @@ def rewritten(
         choose_plan: As for ``planned``.
 
     Raises:
-        FxrematError: One of the family; the module has at most been cleaned of what is not read then.
+        FxrematError: One of the family; the module has at most been simplified then.
     """
     if options.ignore_checkpoints:
         module = partitioners.without_checkpoints(module)
     is_lowered = options.compiler == "inductor"
-    if is_lowered:
-        forget_contents(module)
-    partitioners.cse(module)
-    partitioners.force_saves(module)
+    simplify(module, fuses=is_lowered)
     graph = JointGraph.from_fx(module, num_forward_outputs, name=name, redraws=not is_lowered)
     graph = as_run(graph, model(options.fusion))
     report = planned(graph, options, static_inputs, choose_plan)

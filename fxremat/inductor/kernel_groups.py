@@ -13,25 +13,23 @@ from collections.abc import Sequence
 from fxremat.device.calibrate import may_lie_in_order
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.schedule import Binding
-from fxremat.inductor.buffers import buffers
 from fxremat.inductor.facts import copied_bytes, facts
 from fxremat.inductor.grouping import Grouping
-from fxremat.inductor.timing import timing
-from fxremat.memory.liveness import MemoryProfile, profile_of
+from fxremat.memory.liveness import MemoryProfile
 from fxremat.memory.lowering import Lowering
 
 
-def kernel_groups(grouping: Grouping) -> list[int]:
+def kernel_groups(grouping: Grouping, lowering: Lowering, profile: MemoryProfile) -> list[int]:
     """For each step of a schedule the number of the group that its loop is in, or of the latest before.
 
     Numbers ascend in the forward and, from 0 again, in the backward.
 
     Args:
         grouping: The kernels of a schedule of a traced graph on a CPU.
+        lowering: What they hold.
+        profile: How much that is.
     """
     graph, binding = grouping.graph, grouping.binding
-    lowering = buffers(grouping, timing(grouping))
-    profile = profile_of(graph, binding, lowering)
     loops = {kernel.runs_at: kernel.is_loop for kernel in grouping.kernels if kernel is not None}
     made, copied = _made_bytes(profile, lowering), _copied_bytes(graph, binding, lowering)
     numbers: list[int] = []

@@ -15,14 +15,15 @@ from torch import fx
 from fxremat._torch import compilers
 from fxremat.graph import ops
 from fxremat.graph.loops import Kind, Loop, kind, loop, readers
-from fxremat.graph.nodes import MIRROR
+from fxremat.graph.nodes import MIRROR, STEP
 from fxremat.inductor.products import summed_products
 from fxremat.inductor.segments import OWN_BUFFER, segments, stretches, waited_for, waiting
 
-# Keys in the fx meta of the backward's nodes.
+# Keys in the fx meta of the nodes of a part, most of them of the backward's.
 SEGMENT = "fxremat_segment"  # a segment of recomputation
 STRETCH = "fxremat_stretch"  # a stretch between external kernels that run again
 KERNELS = "fxremat_kernels"  # how many external kernels there are up to it, itself counted
+APART = "fxremat_apart"  # whether it is a concatenation that is in no kernel with another
 STAYS = "fxremat_stays"  # whether it is computed where it stands, as a mirror is
 
 
@@ -66,8 +67,25 @@ def order_recomputation(backward: fx.GraphModule) -> int:
     return len(waits)
 
 
+def hold_back(part: fx.GraphModule, steps: Collection[int]) -> None:
+    """Have what writes to the concatenations of these steps be fused with nothing past an external kernel.
+
+    Nor with what writes to another concatenation.
+    """
+    kernels = 0
+    for node in part.graph.nodes if steps else ():
+        kernels += _is_kernel(node)
+        node.meta.setdefault(KERNELS, kernels)
+        if node.meta.get(STEP) in steps:
+            node.meta |= {STAYS: True, APART: True}
+
+
 def _is_kernel(node: fx.Node) -> bool:
     return node.op == "call_function" and kind(node) is Kind.KERNEL
+
+
+def _is_cat(node: fx.Node) -> bool:
+    return ops.packet(node) is ops.aten.cat
 
 
 def _is_handed_over(node: fx.Node) -> bool:
@@ -124,9 +142,10 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
     """Whether buffers may be made by one kernel.
 
     They may not where one is computed again, or told to stay, and an external kernel, or the end of its
-    segment, stands between them; nor where an external kernel runs again between them. The kernel would run
-    at the place of one of them and hold what the other works on meanwhile. Nor do reductions wait, past an
-    external kernel, for a loop over what they write: they read much more.
+    segment, stands between them; nor where they are of two concatenations of which one is held back; nor
+    where an external kernel runs again between them. The kernel would run at the place of one of them and
+    hold what the other works on meanwhile. Nor do reductions wait, past an external kernel, for a loop over
+    what they write: they read much more.
 
     Args:
         first: The nodes that each buffer of a kernel was made for, of which the last counts: the others are
@@ -135,6 +154,8 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
     """
     parts = [[max(origins, key=_strictness) for origins in each if origins] for each in (first, second)]
     nodes = [*parts[0], *parts[1]]
+    if any(APART in node.meta for node in nodes) and len({*filter(_is_cat, nodes)}) > 1:
+        return False
     if any(map(_stays, nodes)):
         is_near = len({(node.meta.get(SEGMENT), _kernels_before(node)) for node in nodes}) <= 1
     else:

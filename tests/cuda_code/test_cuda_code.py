@@ -26,7 +26,7 @@ BOUNDS: list[tuple[str, Any, float]] = [
     ("tanh_mlp", "min", 0.002),
     ("transformer", None, 0.0),
     ("transformer", "min", 0.059),
-    *((name, "min", 0.002 if name == "gated" else 0.0) for name in NETWORKS),
+    *((name, "min", {"gated": 0.002, "dense": 0.02}.get(name, 0.0)) for name in NETWORKS),
 ]
 
 

@@ -81,6 +81,25 @@ class Beside(nn.Module):
         return self.last(torch.tanh(self.mix(torch.cat([x, y], 1)))).square().mean()
 
 
+class Dense(nn.Module):
+    """Each layer reads a concatenation of all before it, as in a DenseNet."""
+
+    def __init__(self, layers: int = 8, growth: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, growth, 3, padding=1)
+        widths = range(growth, growth * (layers + 1), growth)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, growth, 3, padding=1))
+            for width in widths
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [self.first(x)]
+        for layer in self.layers:
+            found.append(layer(torch.cat(found, 1)))
+        return torch.cat(found, 1).square().mean()
+
+
 Network = tuple[nn.Module, tuple[Tensor, ...]]
 
 
@@ -105,4 +124,5 @@ NETWORKS = {
     "gated": tokens(Gated),
     "imaged": images(Imaged),
     "beside": images(Beside, 3),
+    "dense": images(Dense, 3),
 }

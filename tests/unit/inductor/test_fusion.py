@@ -613,7 +613,7 @@ def _ordered(
     kernels: list[SimpleNamespace], graph: fx.Graph, made_at: Sequence[int], groups: Sequence[int] = ()
 ) -> list[str]:
     """The names of kernels in the order in which Inductor is made to run them."""
-    settings = scheduling.running(scheduling.Order({}, made_at, groups, "step"))
+    settings = scheduling.running(scheduling.Order({}, made_at, groups, frozenset(), "step"))
     with settings, V.set_graph_handler(SimpleNamespace(graph=graph)):
         return [each.name for each in torch._inductor.config._post_fusion_custom_pass(kernels)]
 
