@@ -7,6 +7,7 @@ do not. Depth, growth, the order in a layer, normalisation, activation, bottlene
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +45,15 @@ class Block(nn.Module):
 
 
 def _layer(
-    order: str, inside: int, outside: int, size: int, norm: type[nn.Module], activation: type[nn.Module]
+    order: str,
+    inside: int,
+    outside: int,
+    size: int,
+    norm: Callable[[int], nn.Module],
+    activation: type[nn.Module],
 ) -> list[nn.Module]:
     """A convolution, with what is before and behind it: c, n and a in some order."""
-    is_behind = order.index("c") < order.index("n") if "n" in order else False
+    is_behind = order.find("c") < order.find("n")
     made = {
         "c": nn.Conv2d(inside, outside, size, padding=size // 2, bias="n" not in order),
         "n": norm(outside if is_behind else inside),

@@ -10,7 +10,7 @@ the same order. Linear in nodes and reads.
 
 from __future__ import annotations
 
-import sys
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -70,13 +70,19 @@ def _group(own: _Sum) -> Sequence[_Sum]:
     That one is a loop's, and what is read of it is read once: no buffer of its own is needed any more.
     """
     for place in (0, 1):
-        whole = own.slices[place].whole
         group = sorted(_beside(own, place), key=lambda each: each.slices[place].start)
-        starts, ends = ([each.slices[place][bound] for each in group] for bound in (2, 3))
-        is_in_row, is_all = starts[1:] == ends[:-1], len(whole.users) == len(group)
-        if is_in_row and is_all and is_loop(whole):
+        slices = [each.slices[place] for each in group]
+        is_in_row = all(before.end == after.start for before, after in itertools.pairwise(slices))
+        if is_in_row and _is_computed_inside(own.slices[place].whole, len(group)):
             return group
     return ()
+
+
+def _is_computed_inside(whole: fx.Node, reads: int) -> bool:
+    """Whether a value is a loop's, or a view of that, and read so many times in all."""
+    *views, base = ops.looked_through(whole)
+    users = [len(each.users) for each in (*views, base)]
+    return is_loop(base) and users == [reads, *(1 for _ in views)]
 
 
 def _beside(own: _Sum, place: int) -> Iterator[_Sum]:
@@ -95,15 +101,12 @@ def _distance(each: _Sum) -> tuple[Any, ...]:
 
 def _sum(node: fx.Node) -> _Sum | None:
     """The node as a sum of slices of two values of one type; None if it is none, or the forward's."""
-    is_sum = ops.packet(node) is ops.aten.add and not node.kwargs and len(node.all_input_nodes) == 2
-    if not is_sum or graphs.was_traced_in_forward(node):
+    if not ops.is_sum_of_two(node) or graphs.was_traced_in_forward(node):
         return None
     first, second = map(_slice, node.all_input_nodes)
     if first is None or second is None or first.whole is second.whole or first.dim != second.dim:
         return None
-    values = [each.meta["val"] for each in node.all_input_nodes]
-    is_alike = values[0].dtype == values[1].dtype and graphs.same_sizes(values[0].shape, values[1].shape)
-    return _Sum(node, (first, second)) if is_alike else None
+    return _Sum(node, (first, second))
 
 
 def _slice(node: fx.Node) -> _Slice | None:
@@ -111,12 +114,11 @@ def _slice(node: fx.Node) -> _Slice | None:
     if ops.packet(node) is not ops.aten.slice or ops.argument(node, "step") != 1:
         return None
     whole, dim = node.all_input_nodes[0], ops.argument(node, "dim")
-    size = whole.meta["val"].shape[dim]
-    bounds = ops.argument(node, "start") or 0, ops.argument(node, "end")
-    bounds = bounds[0], sys.maxsize if bounds[1] is None else bounds[1]
-    if not all(isinstance(each, int) for each in (size, *bounds)) or bounds[0] < 0 or bounds[1] < 0:
+    start, end, size = ops.argument(node, "start"), ops.argument(node, "end"), whole.meta["val"].shape[dim]
+    start, end = 0 if start is None else start, size if end is None else end
+    if not all(isinstance(each, int) and each >= 0 for each in (start, end, size)):
         return None
-    return _Slice(whole, dim, bounds[0], min(bounds[1], size))
+    return _Slice(whole, dim, start, min(end, size))
 
 
 def _add_up(group: Sequence[_Sum], first: fx.Node) -> None:

@@ -121,6 +121,16 @@ def argument(node: fx.Node, name: str) -> Any:
     return None
 
 
+def is_sum_of_two(node: fx.Node) -> bool:
+    """Whether the node adds two values of its own sizes and type."""
+    operands = node.all_input_nodes
+    if packet(node) is not aten.add or len(operands) != 2 or node.kwargs:
+        return False
+    values = [each.meta.get("val") for each in (node, *operands)]
+    alike = {(each.dtype, *map(graphs.hint, each.shape)) for each in values if isinstance(each, torch.Tensor)}
+    return len(alike) == 1 and all(isinstance(each, torch.Tensor) for each in values)
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws random numbers; attention and dropout with probability 0 do not."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):

@@ -166,10 +166,14 @@ def may_fuse(first: Sequence[Sequence[fx.Node]], second: Sequence[Sequence[fx.No
 def _are_put_off(nodes: Sequence[fx.Node], later: Sequence[fx.Node]) -> bool:
     """Whether there are reductions that would wait, past an external kernel, for a loop over what they write.
 
-    As they do where gradients of a parameter are added that is used several times.
+    As they do where gradients of a parameter are added that is used several times: it is asked of a backward.
     """
     last = max(map(_kernels_before, nodes), default=0)
-    behind = [node for node in later if _kernels_before(node) > last and kind(node) is Kind.POINTWISE]
+    behind = [
+        node
+        for node in later
+        if SEGMENT in node.meta and _kernels_before(node) > last and kind(node) is Kind.POINTWISE
+    ]
     if not behind:
         return False
     reductions = (loop(node).reduction for node in nodes if kind(node) is Kind.REDUCTION)

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-import torch
 from torch import fx
 
-from fxremat._torch import graphs
 from fxremat.graph import ops
 from fxremat.graph.joint import JointGraph
 from fxremat.graph.loops import LOOPS, Kind, kind, readers
@@ -35,22 +33,12 @@ def gradient_sums(graph: JointGraph, images: Container[int]) -> Iterator[tuple[i
     found: set[fx.Node] = set()
     for index in range(graph.boundary, len(graph.nodes)):
         node = graph.fx_nodes[index]
-        if index not in images or not (_is_sum(node) and _is_read_by_loops(node)):
+        if index not in images or not (ops.is_sum_of_two(node) and _is_read_by_loops(node)):
             continue
         fitting = [each for each in node.all_input_nodes if _is_last_read(each, node, found)]
         if fitting:
             found.add(node)
             yield index, node.args.index(fitting[0])
-
-
-def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two values of its own sizes and type."""
-    operands = node.all_input_nodes
-    if ops.packet(node) is not ops.aten.add or len(operands) != 2 or node.kwargs:
-        return False
-    values = [each.meta.get("val") for each in (node, *operands)]
-    alike = {(each.dtype, *map(graphs.hint, each.shape)) for each in values if isinstance(each, torch.Tensor)}
-    return len(alike) == 1 and all(isinstance(each, torch.Tensor) for each in values)
 
 
 def _is_read_by_loops(node: fx.Node) -> bool:

@@ -108,6 +108,8 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Tensor, ...]], int]] = {
     "one alone": (lambda a, b: (a[:, :2] + b[:, :2],), 0),
     "both are read besides": (lambda a, b: (*halves(a, b), a.sum(), b.sum()), 0),
     "one is read besides": (lambda a, b: (*halves(a, b), a.sum()), 2),
+    "seen otherwise": (lambda a, b: halves(a, b.view(16).view(4, 4)), 2),
+    "seen otherwise and read besides": (lambda a, b: (*halves(a.t(), b.view(16).view(4, 4)), a + b), 0),
     "crossed": (lambda a, b: (a[:, :2] + b[:, 2:], a[:, 2:] + b[:, :2]), 0),
     "a gap": (lambda a, b: (a[:, :1] + b[:, :1], a[:, 2:] + b[:, 2:]), 0),
     "twice": (lambda a, b: (a[:, :2] + b[:, :2], a[:, 1:] + b[:, 1:]), 0),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from concatenating import NETWORKS
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor.utils import fresh_cache
+from torch.fx.experimental.proxy_tensor import make_fx
 from unseen import no_loops
 
 import fxremat
@@ -56,6 +57,21 @@ def test_concatenations_that_are_held_back_are_in_no_kernel_with_others(
     second = first if is_same else other
     assert may_fuse([[first]], [[second]]) is (is_same or not is_held_back)
     assert may_fuse([[first]], [[x]])
+
+
+def test_other_loops_of_a_forward_are_fused_as_they_would_be() -> None:
+    """Sums wait, past a product, for a loop over what they write: it is in a backward that they may not."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        total, product = x.sum(1), x @ x
+        return total, torch.cat([product, x]), total.exp()
+
+    part = make_fx(function, tracing_mode="fake")(torch.randn(4, 4))
+    nodes = {node.name: node for node in part.graph.nodes}
+    nodes["cat"].meta[STEP] = 1
+    hold_back(part, {1})
+    assert may_fuse([[nodes["sum_1"]]], [[nodes["exp"]]])
+    assert not may_fuse([[nodes["sum_1"]]], [[nodes["cat"]]])
 
 
 @pytest.mark.parametrize("is_held_back", [False, True])
